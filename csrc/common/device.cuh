@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// What every kernel may use: storage types, conversions, dp4a, warp and block sums, wide loads.
+// PTX stands only here, behind names that the CPU emulator (tests/emulator) defines too.
+#pragma once
+#ifdef EMULATOR
+#include "cuda_emulator.h"
+#else
+#include <cuda_fp16.h>
+typedef signed char int8_t;
+typedef unsigned char uint8_t;
+typedef short int16_t;
+typedef unsigned short uint16_t;
+typedef int int32_t;
+typedef unsigned int uint32_t;
+typedef long long int64_t;
+typedef unsigned long long uint64_t;
+
+// 16 bytes that are read once: through the read-only path, not kept in L1. The address must be 16-byte aligned.
+__device__ __forceinline__ uint4 load_stream(const void* address) {
+    uint4 v;
+    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(address));
+    return v;
+}
+#endif
+
+// bfloat16 is a storage type: two bytes, converted by shifts. Volta has no arithmetic for it.
+struct bf16_t {
+    uint16_t bits;
+};
+typedef __half fp16_t;
+typedef float fp32_t;
+
+__device__ __forceinline__ float to_float(fp32_t v) { return v; }
+__device__ __forceinline__ float to_float(fp16_t v) { return __half2float(v); }
+__device__ __forceinline__ float to_float(bf16_t v) { return __uint_as_float((uint32_t)v.bits << 16); }
+
+template <class T>
+__device__ __forceinline__ T from_float(float v);
+template <>
+__device__ __forceinline__ fp32_t from_float<fp32_t>(float v) {
+    return v;
+}
+template <>
+__device__ __forceinline__ fp16_t from_float<fp16_t>(float v) {
+    return __float2half_rn(v);
+}
+template <>
+__device__ __forceinline__ bf16_t from_float<bf16_t>(float v) {  // round to nearest even; NaN stays NaN
+    uint32_t u = __float_as_uint(v);
+    if ((u & 0x7fffffffu) > 0x7f800000u) return bf16_t{(uint16_t)((u >> 16) | 0x40u)};
+    return bf16_t{(uint16_t)((u + 0x7fffu + ((u >> 16) & 1u)) >> 16)};
+}
+
+constexpr int WARP = 32;
+constexpr unsigned FULL_WARP = 0xffffffffu;
+
+__device__ __forceinline__ float warp_sum(float v) {
+#pragma unroll
+    for (int s = WARP / 2; s; s >>= 1) v += __shfl_xor_sync(FULL_WARP, v, s);
+    return v;
+}
+__device__ __forceinline__ int warp_sum(int v) {
+#pragma unroll
+    for (int s = WARP / 2; s; s >>= 1) v += __shfl_xor_sync(FULL_WARP, v, s);
+    return v;
+}
+__device__ __forceinline__ float warp_max(float v) {
+#pragma unroll
+    for (int s = WARP / 2; s; s >>= 1) v = fmaxf(v, __shfl_xor_sync(FULL_WARP, v, s));
+    return v;
+}
+
+// Reduction over a block of `threads` (a multiple of 32, at most 1024); every thread gets the result.
+// `scratch` is 32 floats of shared memory, free to reuse after the call's last barrier.
+template <class Reduce>
+__device__ __forceinline__ float block_reduce(float v, float identity, float* scratch, Reduce reduce_warp) {
+    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, warps = blockDim.x / WARP;
+    v = reduce_warp(v);
+    if (lane == 0) scratch[warp] = v;
+    __syncthreads();
+    v = reduce_warp(lane < warps ? scratch[lane] : identity);
+    __syncthreads();
+    return v;
+}
+struct WarpSum {
+    __device__ __forceinline__ float operator()(float v) const { return warp_sum(v); }
+};
+struct WarpMax {
+    __device__ __forceinline__ float operator()(float v) const { return warp_max(v); }
+};
+__device__ __forceinline__ float block_sum(float v, float* scratch) { return block_reduce(v, 0.f, scratch, WarpSum()); }
+__device__ __forceinline__ float block_max(float v, float* scratch) {
+    return block_reduce(v, -INFINITY, scratch, WarpMax());
+}
+
+// One kernel for each storage type from a function template `op<T>(params)`: op_fp16, op_bf16, op_fp32.
+#define KERNEL_OF(op, Params, threads, T, suffix)                                                    \
+    extern "C" __global__ void __launch_bounds__(threads) op##_##suffix(const __grid_constant__ Params p) { \
+        op<T>(p);                                                                                    \
+    }
+#define KERNELS(op, Params, threads)             \
+    KERNEL_OF(op, Params, threads, fp16_t, fp16) \
+    KERNEL_OF(op, Params, threads, bf16_t, bf16) \
+    KERNEL_OF(op, Params, threads, fp32_t, fp32)

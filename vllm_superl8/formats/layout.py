@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Every storage format once: its name, values and bytes a block, and the ops that take it.
+
+Standard library only, because the build reads this file to write ``format_layout.h`` for the kernels.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One format of quantised weights, as stored.
+
+    name    also the suffix of its kernels
+    values  weights in a block
+    bytes   bytes of a block
+    codec   formats/<codec>.py and csrc/formats/<codec>.cuh read and write it
+    ops     ops with a kernel for it, one image each
+    """
+
+    name: str
+    values: int
+    bytes: int
+    codec: str
+    doc: str
+    ops: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class KVLayout:
+    """One format of the paged KV cache.
+
+    A page holds, for each KV head, four planes in this order, page_size tokens each: K codes, V codes,
+    K scales, V scales. Keeping the planes apart leaves every token's codes 16-byte aligned for any head_dim
+    that is a multiple of 16, and a page of one head is one contiguous read.
+
+    name              as given to --kv-cache-dtype ("auto" follows the model's dtype)
+    aliases           other names that mean the same format
+    k_bits, v_bits    bits a value
+    scale_bytes       bytes of scale a token for each of K and V (0: stored as floating point)
+    """
+
+    name: str
+    k_bits: int
+    v_bits: int
+    scale_bytes: int
+    doc: str
+    aliases: tuple[str, ...] = ()
+
+    def token_bytes(self, head_dim: int) -> int:
+        """Bytes of one token of one KV head: K, V and their scales."""
+        return head_dim * (self.k_bits + self.v_bits) // 8 + 2 * self.scale_bytes
+
+
+def _table(rows):
+    table = {}
+    for row in rows:
+        for name in (row.name, *getattr(row, "aliases", ())):
+            if name in table:
+                raise ValueError(f"formats.layout: two formats are called {name!r}")
+            table[name] = row
+    return table
+
+
+LAYOUTS: dict[str, Layout] = _table(
+    (
+        Layout(
+            "int8",
+            values=1,
+            bytes=1,
+            codec="int8",
+            doc="int8 codes in [-127, 127]; fp32 scales apart, one a row or one a row and group of 128 along K",
+        ),
+    )
+)
+
+KV_LAYOUTS: dict[str, KVLayout] = _table(
+    (
+        KVLayout("fp16", k_bits=16, v_bits=16, scale_bytes=0, doc="half precision", aliases=("float16",)),
+        KVLayout("bf16", k_bits=16, v_bits=16, scale_bytes=0, doc="bfloat16", aliases=("bfloat16",)),
+        KVLayout(
+            "int8",
+            k_bits=8,
+            v_bits=8,
+            scale_bytes=4,
+            doc="int8 codes in [-127, 127], one fp32 scale a token and head for K and one for V",
+            aliases=("k8v8", "int8_per_token_head"),
+        ),
+    )
+)
+
+
+def header() -> str:
+    """The C++ header that ties the kernels to this table."""
+    lines = ["#pragma once", "// Written by the build from vllm_superl8/formats/layout.py."]
+    for row in LAYOUTS.values():
+        lines.append(f"struct layout_{row.name} {{ static constexpr int values = {row.values}, bytes = {row.bytes}; }};")
+    for row in {row.name: row for row in KV_LAYOUTS.values()}.values():
+        lines.append(
+            f"struct kv_layout_{row.name} {{ static constexpr int k_bits = {row.k_bits}, v_bits = {row.v_bits}, "
+            f"scale_bytes = {row.scale_bytes}; }};"
+        )
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""One op, one name, its implementations: reference, fake and kernel.
+
+``register`` defines ``torch.ops.superl8.<name>``. CPU tensors take the torch reference, which is the op's
+definition. CUDA tensors take the kernel; where there is none to take (pure-Python install, extension that does not
+load, SUPERL8_DISABLE_KERNELS=1) they take the reference, and the log says so once with the reason. The fake gives shapes
+and dtypes to tracing (torch.compile). This is the only file that imports the compiled module.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import ModuleType
+
+import torch
+
+from vllm_superl8 import envs
+
+logger = logging.getLogger(__name__)
+
+_LIBRARY = torch.library.Library("superl8", "DEF")
+
+DTYPE_NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
+"""Names of the storage types in kernel symbols."""
+
+
+@dataclass(frozen=True)
+class Op:
+    """A registered op.
+
+    schema     torch schema without the name, mutated arguments marked
+    reference  plain torch, any device; the definition
+    fake       output shapes and dtypes only
+    kernel     kernel(module, *args): same arguments, run by the compiled module (or by the tests' emulator)
+    """
+
+    name: str
+    schema: str
+    reference: Callable
+    fake: Callable
+    kernel: Callable | None
+
+
+OPS: dict[str, Op] = {}
+
+
+def _load() -> tuple[ModuleType | None, str]:
+    if envs.disable_kernels():
+        return None, "SUPERL8_DISABLE_KERNELS=1"
+    try:
+        from vllm_superl8 import _C
+    except ImportError as error:
+        return None, f"vllm_superl8._C does not import: {error}"
+    return _C, ""
+
+
+COMPILED, NO_KERNELS_REASON = _load()
+"""The compiled module or None, and why there is none."""
+
+
+def register(name: str, schema: str, *, reference: Callable, fake: Callable, kernel: Callable | None) -> Callable:
+    """Define ``superl8::<name>`` and return the callable.
+
+    kernel=None means that the reference is made of torch ops that are already the fast way on a GPU.
+    Raises ValueError if the name is taken.
+    """
+    if name in OPS:
+        raise ValueError(f"ops: superl8::{name} is registered twice")
+    OPS[name] = Op(name, schema, reference, fake, kernel)
+    _LIBRARY.define(name + schema)
+    _LIBRARY.impl(name, reference, "CPU")
+    _LIBRARY.impl(name, _on_cuda(OPS[name]), "CUDA")
+    torch.library.register_fake(f"superl8::{name}", fake, lib=_LIBRARY)
+    return getattr(torch.ops.superl8, name).default
+
+
+def _on_cuda(op: Op) -> Callable:
+    if op.kernel is None:
+        return op.reference
+    if COMPILED is not None:
+        return lambda *args, **kwargs: op.kernel(COMPILED, *args, **kwargs)
+    said = False
+
+    def fall_back(*args, **kwargs):
+        nonlocal said
+        if not said:
+            said = True
+            logger.warning("superl8::%s runs its slow torch reference on the GPU: %s", op.name, NO_KERNELS_REASON)
+        return op.reference(*args, **kwargs)
+
+    return fall_back
+
+
+def dtype_name(tensor: torch.Tensor, op: str) -> str:
+    """Kernel-symbol name of a tensor's storage type. Raises TypeError for one that no kernel takes."""
+    if tensor.dtype not in DTYPE_NAMES:
+        raise TypeError(f"{op}: got {tensor.dtype}, wanted one of {', '.join(map(str, DTYPE_NAMES))}")
+    return DTYPE_NAMES[tensor.dtype]
+
+
+def stream(tensor: torch.Tensor) -> int:
+    """Handle of the CUDA stream to launch on; 0 for CPU tensors (the emulator)."""
+    return torch.cuda.current_stream(tensor.device).cuda_stream if tensor.is_cuda else 0
+
+
+def ptr(tensor: torch.Tensor | None) -> int:
+    """Address of a tensor's first element, 0 for None."""
+    return 0 if tensor is None else tensor.data_ptr()
