@@ -27,8 +27,8 @@ def rms_norm_kernel(module, x, weight, eps, weight_offset):
 
 
 def fused_add_rms_norm_reference(x, residual, weight, eps, weight_offset):
-    total = x.float() + residual.float()
-    residual.copy_(total.to(x.dtype))
+    residual.copy_((x.float() + residual.float()).to(x.dtype))
+    total = residual.float()
     total = total * torch.rsqrt(total.pow(2).mean(-1, keepdim=True) + eps)
     if weight is not None:
         total = total * (weight.float() + weight_offset)
@@ -75,7 +75,7 @@ fused_add_rms_norm = register(
     fake=_like_x,
     kernel=fused_add_rms_norm_kernel,
 )
-"""residual += x, then rms_norm of the sum; arguments as rms_norm, residual (..., n) contiguous, dtype of x.
+"""residual += x, then rms_norm of the rounded sum; arguments as rms_norm, residual (..., n) contiguous, dtype of x.
 
 Raises ValueError if residual is not contiguous.
 """
