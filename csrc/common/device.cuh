@@ -36,6 +36,18 @@ __device__ __forceinline__ float to_float(fp32_t v) { return v; }
 __device__ __forceinline__ float to_float(fp16_t v) { return __half2float(v); }
 __device__ __forceinline__ float to_float(bf16_t v) { return __uint_as_float((uint32_t)v.bits << 16); }
 
+// The 16-bit value with these bits.
+template <class T>
+__device__ __forceinline__ T from_bits(uint16_t bits);
+template <>
+__device__ __forceinline__ fp16_t from_bits<fp16_t>(uint16_t bits) {
+    return __ushort_as_half(bits);
+}
+template <>
+__device__ __forceinline__ bf16_t from_bits<bf16_t>(uint16_t bits) {
+    return bf16_t{bits};
+}
+
 template <class T>
 __device__ __forceinline__ T from_float(float v);
 template <>
@@ -96,11 +108,12 @@ __device__ __forceinline__ float block_max(float v, float* scratch) {
 }
 
 // One kernel for each storage type from a function template `op<T>(params)`: op_fp16, op_bf16, op_fp32.
-#define KERNEL_OF(op, Params, threads, T, suffix)                                                    \
-    extern "C" __global__ void __launch_bounds__(threads) op##_##suffix(const __grid_constant__ Params p) { \
-        op<T>(p);                                                                                    \
+// The last arguments are those of __launch_bounds__: threads, and blocks a multiprocessor if that is wanted.
+#define KERNEL_OF(op, Params, T, suffix, ...)                                                                   \
+    extern "C" __global__ void __launch_bounds__(__VA_ARGS__) op##_##suffix(const __grid_constant__ Params p) { \
+        op<T>(p);                                                                                               \
     }
-#define KERNELS(op, Params, threads)             \
-    KERNEL_OF(op, Params, threads, fp16_t, fp16) \
-    KERNEL_OF(op, Params, threads, bf16_t, bf16) \
-    KERNEL_OF(op, Params, threads, fp32_t, fp32)
+#define KERNELS(op, Params, ...)                     \
+    KERNEL_OF(op, Params, fp16_t, fp16, __VA_ARGS__) \
+    KERNEL_OF(op, Params, bf16_t, bf16, __VA_ARGS__) \
+    KERNEL_OF(op, Params, fp32_t, fp32, __VA_ARGS__)

@@ -10,8 +10,8 @@ from vllm.v1.kv_cache_interface import KVCacheLayout
 
 from vllm_superl8.attention import BACKEND_NAME, kv_cache
 from vllm_superl8.attention.metadata import Superl8Metadata, Superl8MetadataBuilder
-from vllm_superl8.ops.attention import paged_attention
 from vllm_superl8.ops.kv_write import kv_cache_write
+from vllm_superl8.ops.paged_attention import paged_attention
 
 PAGE_TOKENS = 16
 """Every page is a multiple of this many tokens."""

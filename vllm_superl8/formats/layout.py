@@ -94,7 +94,9 @@ def header() -> str:
     """The C++ header that ties the kernels to this table."""
     lines = ["#pragma once", "// Written by the build from vllm_superl8/formats/layout.py."]
     for row in LAYOUTS.values():
-        lines.append(f"struct layout_{row.name} {{ static constexpr int values = {row.values}, bytes = {row.bytes}; }};")
+        lines.append(
+            f"struct layout_{row.name} {{ static constexpr int values = {row.values}, bytes = {row.bytes}; }};"
+        )
     for row in {row.name: row for row in KV_LAYOUTS.values()}.values():
         lines.append(
             f"struct kv_layout_{row.name} {{ static constexpr int k_bits = {row.k_bits}, v_bits = {row.v_bits}, "

@@ -1,1 +1,31 @@
 # SPDX-License-Identifier: BSD-3-Clause
+"""The ops of this package as ``torch.ops.superl8.*``; importing it registers all of them."""
+
+from vllm_superl8.ops.activation import act, act_and_mul
+from vllm_superl8.ops.gather import embedding, embedding_int8
+from vllm_superl8.ops.gemm import w8a8_gemm
+from vllm_superl8.ops.kv_write import kv_cache_write
+from vllm_superl8.ops.moe_gemm import moe_sum, w8a8_moe_gemm
+from vllm_superl8.ops.norm import fused_add_rms_norm, rms_norm
+from vllm_superl8.ops.paged_attention import paged_attention
+from vllm_superl8.ops.quantize import quantize_int8
+from vllm_superl8.ops.rotary import rotary_embedding
+from vllm_superl8.ops.sampling import apply_repetition_penalties, greedy_argmax
+
+__all__ = [
+    "act",
+    "act_and_mul",
+    "apply_repetition_penalties",
+    "embedding",
+    "embedding_int8",
+    "fused_add_rms_norm",
+    "greedy_argmax",
+    "kv_cache_write",
+    "moe_sum",
+    "paged_attention",
+    "quantize_int8",
+    "rms_norm",
+    "rotary_embedding",
+    "w8a8_gemm",
+    "w8a8_moe_gemm",
+]

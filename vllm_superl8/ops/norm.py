@@ -3,7 +3,7 @@
 
 import torch
 
-from vllm_superl8.ops.registry import dtype_name, ptr, register, stream
+from vllm_superl8.ops.registry import dtype_name, ptr, register, rows_of, stream
 
 
 def rms_norm_reference(x, weight, eps, weight_offset):
@@ -15,9 +15,7 @@ def rms_norm_reference(x, weight, eps, weight_offset):
 
 
 def rms_norm_kernel(module, x, weight, eps, weight_offset):
-    rows = x.reshape(-1, x.shape[-1])
-    if rows.stride(-1) != 1:
-        rows = rows.contiguous()
+    rows = rows_of(x)
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     module.rms_norm(
         dtype_name(x, "rms_norm"), ptr(out), ptr(rows), 0, ptr(weight),
@@ -38,9 +36,7 @@ def fused_add_rms_norm_reference(x, residual, weight, eps, weight_offset):
 def fused_add_rms_norm_kernel(module, x, residual, weight, eps, weight_offset):
     if not residual.is_contiguous():
         raise ValueError("fused_add_rms_norm: residual is not contiguous; pass residual.contiguous()")
-    rows = x.reshape(-1, x.shape[-1])
-    if rows.stride(-1) != 1:
-        rows = rows.contiguous()
+    rows = rows_of(x)
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     module.rms_norm(
         dtype_name(x, "fused_add_rms_norm"), ptr(out), ptr(rows), ptr(residual), ptr(weight),

@@ -3,8 +3,8 @@
 
 ``register`` defines ``torch.ops.superl8.<name>``. CPU tensors take the torch reference, which is the op's
 definition. CUDA tensors take the kernel; where there is none to take (pure-Python install, extension that does not
-load, SUPERL8_DISABLE_KERNELS=1) they take the reference, and the log says so once with the reason. The fake gives shapes
-and dtypes to tracing (torch.compile). This is the only file that imports the compiled module.
+load, SUPERL8_DISABLE_KERNELS=1) they take the reference, and the log says so once with the reason. The fake gives
+shapes and dtypes to tracing (torch.compile). This is the only file that imports the compiled module.
 """
 
 import logging
@@ -106,3 +106,9 @@ def stream(tensor: torch.Tensor) -> int:
 def ptr(tensor: torch.Tensor | None) -> int:
     """Address of a tensor's first element, 0 for None."""
     return 0 if tensor is None else tensor.data_ptr()
+
+
+def rows_of(tensor: torch.Tensor) -> torch.Tensor:
+    """tensor (..., n) as (rows, n) with contiguous rows, which may be strided; copied only if it has to be."""
+    rows = tensor.reshape(-1, tensor.shape[-1])
+    return rows if rows.stride(-1) == 1 or rows.shape[-1] == 1 else rows.contiguous()

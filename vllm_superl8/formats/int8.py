@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Symmetric int8 with one fp32 scale a row, or a row and group of columns: the reference codec.
+
+scale = max|x| / 127, kept in float32 because fp16 scales overflow; a group of zeros has scale 1;
+code = round-half-even(x / scale) in [-127, 127], never -128.
+"""
+
+import torch
+
+CODE_MAX = 127
+
+
+def quantize(x: torch.Tensor, group_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """x (..., k) float -> codes (..., k) int8, scales (..., k / group_size) float32; group_size -1 is the whole row.
+
+    NaN or infinity in a group gives it a scale of NaN or infinity, so that the result cannot pass for a number.
+    """
+    k = x.shape[-1]
+    groups = 1 if group_size == -1 else k // group_size
+    grouped = x.float().unflatten(-1, (groups, -1))
+    scales = grouped.abs().amax(-1) / CODE_MAX
+    scales = torch.where(scales == 0, torch.ones_like(scales), scales)
+    codes = torch.round(grouped / scales.unsqueeze(-1)).nan_to_num(0.0).clamp(-CODE_MAX, CODE_MAX)
+    return codes.to(torch.int8).flatten(-2), scales
+
+
+def dequantize(codes: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """codes (..., k) int8 and scales (..., groups) -> (..., k) in dtype."""
+    grouped = codes.float().unflatten(-1, (scales.shape[-1], -1)) * scales.unsqueeze(-1)
+    return grouped.flatten(-2).to(dtype)
