@@ -57,7 +57,7 @@ class Int8MoEMethod(FusedMoEMethodBase):
     ) -> None:
         if self.moe.has_bias:
             raise ValueError(
-                f"superl8: {self.prefix} has experts with biases, which int8 does not serve; add it to the option ignore"
+                f"superl8: {self.prefix} has experts with biases, which int8 does not serve; name it in option ignore"
             )
         shards = 2 if self.moe.is_act_and_mul else 1
         shapes = {
