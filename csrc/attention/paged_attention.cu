@@ -87,7 +87,7 @@ __device__ __forceinline__ void attend(const AttentionParams& p) {
 
     const int words = (p.head_dim + Cache::VALUES - 1) / Cache::VALUES;
     const int query_words = Cache::QUANTIZED ? words : p.head_dim;
-    extern __shared__ __align__(16) uint32_t shared[];
+    DYNAMIC_SHARED(uint32_t, shared);
     uint32_t* k_words = shared;                              // [words][KEY_STRIDE]
     uint32_t* v_words = k_words + words * KEY_STRIDE;        // [KEYS][words]
     uint32_t* q_words = v_words + words * KEYS;              // [ROWS][query_words]

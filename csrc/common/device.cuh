@@ -1,8 +1,13 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // What every kernel may use: storage types, conversions, dp4a, warp and block sums, wide loads.
 // PTX stands only here, behind names that the CPU emulator (tests/emulator) defines too.
+// A host half sees the vector types, WARP and `__host__ __device__`; the rest is for device halves.
 #pragma once
-#ifdef EMULATOR
+#ifndef DEVICE_HALF
+#include <vector_types.h>
+
+#include <cstdint>
+#elif defined(EMULATOR)
 #include "cuda_emulator.h"
 #else
 #include <cuda_fp16.h>
@@ -14,15 +19,36 @@ typedef int int32_t;
 typedef unsigned int uint32_t;
 typedef long long int64_t;
 typedef unsigned long long uint64_t;
+#endif
 
+constexpr int WARP = 32;
+constexpr unsigned FULL_WARP = 0xffffffffu;
+
+#ifdef DEVICE_HALF
+#ifndef EMULATOR
 // 16 bytes that are read once: through the read-only path, not kept in L1. The address must be 16-byte aligned.
 __device__ __forceinline__ uint4 load_stream(const void* address) {
     uint4 v;
+#if __CUDA_ARCH__ >= 700
     asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
                  : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
                  : "l"(address));
+#else
+    asm volatile("ld.global.nc.v4.u32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(address));
+#endif
     return v;
 }
+
+// Dynamic shared memory as an array `name` of T, 16-byte aligned; the launch says how many bytes.
+#define DYNAMIC_SHARED(T, name) extern __shared__ __align__(16) T name[]
+// The parameter struct of a kernel: read in place from constant memory (sm_61 has no such annotation).
+#if __CUDA_ARCH__ >= 700
+#define KERNEL_PARAMETER(Params) const __grid_constant__ Params
+#else
+#define KERNEL_PARAMETER(Params) const Params
+#endif
 #endif
 
 // bfloat16 is a storage type: two bytes, converted by shifts. Volta has no arithmetic for it.
@@ -65,9 +91,6 @@ __device__ __forceinline__ bf16_t from_float<bf16_t>(float v) {  // round to nea
     return bf16_t{(uint16_t)((u + 0x7fffu + ((u >> 16) & 1u)) >> 16)};
 }
 
-constexpr int WARP = 32;
-constexpr unsigned FULL_WARP = 0xffffffffu;
-
 __device__ __forceinline__ float warp_sum(float v) {
 #pragma unroll
     for (int s = WARP / 2; s; s >>= 1) v += __shfl_xor_sync(FULL_WARP, v, s);
@@ -109,11 +132,12 @@ __device__ __forceinline__ float block_max(float v, float* scratch) {
 
 // One kernel for each storage type from a function template `op<T>(params)`: op_fp16, op_bf16, op_fp32.
 // The last arguments are those of __launch_bounds__: threads, and blocks a multiprocessor if that is wanted.
-#define KERNEL_OF(op, Params, T, suffix, ...)                                                                   \
-    extern "C" __global__ void __launch_bounds__(__VA_ARGS__) op##_##suffix(const __grid_constant__ Params p) { \
-        op<T>(p);                                                                                               \
+#define KERNEL_OF(op, Params, T, suffix, ...)                                                           \
+    extern "C" __global__ void __launch_bounds__(__VA_ARGS__) op##_##suffix(KERNEL_PARAMETER(Params) p) { \
+        op<T>(p);                                                                                       \
     }
 #define KERNELS(op, Params, ...)                     \
     KERNEL_OF(op, Params, fp16_t, fp16, __VA_ARGS__) \
     KERNEL_OF(op, Params, bf16_t, bf16, __VA_ARGS__) \
     KERNEL_OF(op, Params, fp32_t, fp32, __VA_ARGS__)
+#endif
