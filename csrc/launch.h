@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Host side of every kernel: argument checks, image look-up, launch. No torch header, no CUDA driver link.
+// Host side of every kernel: argument checks, launch by name. No torch header, no CUDA header (see launch.cpp).
 #pragma once
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>

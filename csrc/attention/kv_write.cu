@@ -24,14 +24,14 @@ template <class T, class Row>
 __device__ __forceinline__ void for_rows(const KvWriteParams& p, Row row) {
     const int64_t token = blockIdx.x, slot = p.slots[token];
     if (slot < 0) return;
-    const int warps = blockDim.x / WARP;
+    char* token_page = p.cache + slot / p.page_size * p.page_stride;
+    const int offset = (int)(slot % p.page_size), warps = blockDim.x / WARP;
     for (int task = threadIdx.x / WARP; task < 2 * p.num_kv_heads; task += warps) {
         const bool is_value = task >= p.num_kv_heads;
         const int head = is_value ? task - p.num_kv_heads : task;
         const T* source = is_value ? (const T*)p.value + token * p.value_token_stride + head * p.value_head_stride
                                    : (const T*)p.key + token * p.key_token_stride + head * p.key_head_stride;
-        char* page = p.cache + slot / p.page_size * p.page_stride + head * p.head_stride;
-        row(source, page, (int)(slot % p.page_size), is_value);
+        row(source, token_page + head * p.head_stride, offset, is_value);
     }
 }
 
@@ -55,6 +55,7 @@ __device__ void kv_write_int8(const KvWriteParams& p) {
         if (scale == 0.f) scale = 1.f;
         const int plane = is_value ? p.page_size : 0;
         int8_t* codes = (int8_t*)page + ((int64_t)plane + offset) * p.head_dim;
+#pragma unroll 1  // the division is a call; four of them in a row spill
         for (int i = lane; i < p.head_dim; i += WARP) {
             const float code = rintf(__fdiv_rn(to_float(source[i]), scale));
             codes[i] = (int8_t)(int)fminf(fmaxf(code, -127.f), 127.f);

@@ -137,6 +137,7 @@ __device__ __forceinline__ void attend(const AttentionParams& p) {
     const int* table = p.block_table + seq * p.table_stride;
     const int row_bytes = p.head_dim * 4 / Cache::VALUES;  // of a token's K or V
     const bool wide = row_bytes % 16 == 0;
+    const float inv_softcap = p.softcap > 0.f ? 1.f / p.softcap : 0.f;  // a division in the loop would spill
     for (int tile = my_first; tile < my_end; tile++) {
         __syncthreads();  // the previous tile is used up, and the query rows are written
         const int pieces = wide ? words / 4 : words;
@@ -207,7 +208,7 @@ __device__ __forceinline__ void attend(const AttentionParams& p) {
         for (int r = 0; r < WARP_ROWS; r++) {
             const int row = warp * WARP_ROWS + r, q_position = first_position + (row0 + row) / group;
             float s = score[r];
-            if (p.softcap > 0.f) s = p.softcap * tanhf(s / p.softcap);
+            if (p.softcap > 0.f) s = p.softcap * tanhf(s * inv_softcap);
             if (p.alibi_slopes && is_row(row)) s += p.alibi_slopes[head_of(row)] * (float)(position - q_position);
             const bool seen = position < end && is_row(row) && (!p.causal || position <= q_position) &&
                               (p.window <= 0 || q_position - position < p.window);
@@ -282,7 +283,7 @@ __device__ __forceinline__ void attend(const AttentionParams& p) {
     __device__ void name(const AttentionParams& p) {                  \
         attend<T, CACHE, ROWS, LANE_VALUES>(p);                       \
     }                                                                 \
-    KERNELS(name, AttentionParams, ATTENTION_WARPS* WARP)
+    KERNELS(name, AttentionParams, ATTENTION_WARPS* WARP, 2)
 ATTENTION_KERNELS(paged_attention_auto_16_128, FloatCache<T>, 16, 4)
 ATTENTION_KERNELS(paged_attention_auto_16_256, FloatCache<T>, 16, 8)
 ATTENTION_KERNELS(paged_attention_auto_32_128, FloatCache<T>, 32, 4)

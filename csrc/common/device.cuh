@@ -19,6 +19,7 @@ typedef int int32_t;
 typedef unsigned int uint32_t;
 typedef long long int64_t;
 typedef unsigned long long uint64_t;
+#define INFINITY __int_as_float(0x7f800000)
 #endif
 
 constexpr int WARP = 32;
