@@ -278,12 +278,20 @@ def host_flags() -> list[str]:
     """g++ flags of the launchers. Raises BuildError if Python's headers or pybind11 are missing."""
     python = sysconfig.get_path("include")
     if not (Path(python) / "Python.h").exists():
-        raise BuildError(f"{python} has no Python.h. Install Python's headers (Debian, Ubuntu: apt-get install python3-dev)")
+        raise BuildError(
+            f"{python} has no Python.h. Install Python's headers (Debian, Ubuntu: apt-get install python3-dev)"
+        )
     try:
         import pybind11
     except ImportError:
         raise BuildError("pybind11 is not installed: pip install pybind11") from None
-    includes = [python, pybind11.get_include(), CSRC, generated_headers(), *(wheel_file(*item) for item in CUDA_INCLUDES)]
+    includes = [
+        python,
+        pybind11.get_include(),
+        CSRC,
+        generated_headers(),
+        *(wheel_file(*item) for item in CUDA_INCLUDES),
+    ]
     return ["-O2", "-Wall", "-fvisibility=hidden", *(f"-I{path}" for path in includes)]
 
 
@@ -317,7 +325,11 @@ def embedded(entries: dict[str, Path], wanted: list[str]) -> str:
         "images": list(entries),
         "kernels": info,
     }
-    lines += ["const EmbeddedImage embedded_images[] = {", *(f'    {{"{name}", image_{name}}},' for name in entries), "};"]
+    lines += [
+        "const EmbeddedImage embedded_images[] = {",
+        *(f'    {{"{name}", image_{name}}},' for name in entries),
+        "};",
+    ]
     lines += [f"const int num_embedded_images = {len(entries)};"]
     lines += ["const EmbeddedKernel embedded_kernels[] = {", *kernels, "};"]
     lines += [f"const int num_embedded_kernels = {len(kernels)};"]

@@ -7,6 +7,6 @@
 PYBIND11_MODULE(_C, m) {
     for (Binder bind : binders()) bind(m);
     m.def(
-        "build_info", [] { return py::module_::import("json").attr("loads")(build_info_json); },
+        "build_info", [] { return py::module_::import("json").attr("loads")(std::string(build_info_json)); },
         "version, archs, nvrtc, source_hash, images, kernels (registers, spills, local and shared bytes of each)");
 }
