@@ -39,6 +39,8 @@ def checkpoint(request, tmp_path_factory):
 @pytest.mark.parametrize("dtype,kv_cache_dtype,quantization", BARS, ids=lambda v: str(v))
 def test_tiny_model_matches_transformers(checkpoint, dtype, kv_cache_dtype, quantization):
     folder, reference, continuation = checkpoint
+    if folder.name.startswith("gemma3") and dtype == "float16":
+        dtype = "bfloat16"  # vLLM refuses Gemma 3 in float16, which overflows
     with engine(
         folder, dtype=dtype, kv_cache_dtype=kv_cache_dtype, quantization=quantization, skip_tokenizer_init=True
     ) as llm:

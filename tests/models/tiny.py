@@ -54,6 +54,8 @@ def write(name: str, folder) -> tf.PreTrainedModel:
         for parameter_name, parameter in model.named_parameters():
             if "norm" in parameter_name:
                 parameter.add_(torch.randn_like(parameter) * 0.2)
+                if parameter_name == "model.norm.weight":
+                    parameter.add_(2.0)  # sharper predictions
             elif parameter_name.endswith("bias"):
                 parameter.normal_(0.5, 0.5)
             elif "embed_tokens" in parameter_name:

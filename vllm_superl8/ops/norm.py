@@ -6,7 +6,7 @@ import torch
 from vllm_superl8.ops.registry import dtype_name, ptr, register, rows_of, stream
 
 
-def rms_norm_reference(x, weight, eps, weight_offset):
+def rms_norm_reference(x, weight, eps, weight_offset=0.0):
     v = x.float()
     v = v * torch.rsqrt(v.pow(2).mean(-1, keepdim=True) + eps)
     if weight is not None:
@@ -14,7 +14,7 @@ def rms_norm_reference(x, weight, eps, weight_offset):
     return v.to(x.dtype)
 
 
-def rms_norm_kernel(module, x, weight, eps, weight_offset):
+def rms_norm_kernel(module, x, weight, eps, weight_offset=0.0):
     rows = rows_of(x)
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     module.rms_norm(
@@ -24,7 +24,7 @@ def rms_norm_kernel(module, x, weight, eps, weight_offset):
     return out
 
 
-def fused_add_rms_norm_reference(x, residual, weight, eps, weight_offset):
+def fused_add_rms_norm_reference(x, residual, weight, eps, weight_offset=0.0):
     residual.copy_((x.float() + residual.float()).to(x.dtype))
     total = residual.float()
     total = total * torch.rsqrt(total.pow(2).mean(-1, keepdim=True) + eps)
@@ -33,7 +33,7 @@ def fused_add_rms_norm_reference(x, residual, weight, eps, weight_offset):
     return total.to(x.dtype)
 
 
-def fused_add_rms_norm_kernel(module, x, residual, weight, eps, weight_offset):
+def fused_add_rms_norm_kernel(module, x, residual, weight, eps, weight_offset=0.0):
     if not residual.is_contiguous():
         raise ValueError("fused_add_rms_norm: residual is not contiguous; pass residual.contiguous()")
     rows = rows_of(x)

@@ -24,8 +24,8 @@ def attend(query, k, v, position, softmax_scale, causal, sliding_window, logit_s
     (q_len) of each query token in the context. Returns (heads, q_len, D)."""
     heads, q_len, head_dim = query.shape
     kv_heads, context, _ = k.shape
-    scores = query.view(kv_heads, -1, head_dim) @ k.transpose(1, 2)
-    scores = scores.view(heads, q_len, context) * softmax_scale
+    scores = query.reshape(kv_heads, -1, head_dim) @ k.transpose(1, 2)
+    scores = scores.reshape(heads, q_len, context) * softmax_scale
     if logit_softcap:
         scores = logit_softcap * torch.tanh(scores / logit_softcap)
     distance = position[:, None] - torch.arange(context, device=query.device)
@@ -42,7 +42,7 @@ def attend(query, k, v, position, softmax_scale, causal, sliding_window, logit_s
         weights = torch.cat([scores, sink], -1).softmax(-1)[..., :-1]
     else:
         weights = scores.softmax(-1).nan_to_num(0.0)  # a row that sees no key gives zeros
-    return (weights.view(kv_heads, -1, context) @ v).view(heads, q_len, head_dim)
+    return (weights.reshape(kv_heads, -1, context) @ v).reshape(heads, q_len, head_dim)
 
 
 def paged_attention_reference(

@@ -27,8 +27,9 @@ def rotary_embedding_reference(
         part = _heads(x, positions, head_dim)[..., rope_dim_offset : rope_dim_offset + rotary_dim]
         first, second = (part.chunk(2, -1)) if is_neox else (part[..., ::2], part[..., 1::2])
         a, b = first.float(), second.float()
-        first.copy_(a * cos - b * sin)
-        second.copy_(b * cos + a * sin)
+        turned = a * cos - b * sin, b * cos + a * sin  # both before either is stored: a and b may be the same memory
+        first.copy_(turned[0])
+        second.copy_(turned[1])
 
 
 def rotary_embedding_fake(*_, **__):
