@@ -47,7 +47,7 @@ def dp4a_tops() -> float:
 
 
 def hbm_gbps() -> float:
-    """Rate of reading device memory, 10^9 bytes a second, best of ten passes over 1 GiB (less where memory is short)."""
+    """Rate of reading device memory, 10^9 bytes a second, best of ten passes over 1 GiB (or half of what is free)."""
     free_bytes, _ = torch.cuda.mem_get_info()
     num_words = min(READ_BYTES, free_bytes // 2) // 16 * 4
     words = torch.empty(num_words, dtype=torch.int32, device="cuda")
