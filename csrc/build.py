@@ -302,7 +302,7 @@ def compile_module() -> Path:
 
 def embedded(entries: dict[str, Path], wanted: list[str]) -> str:
     """C++ source with the images, the table of kernels and what build_info() tells."""
-    lines = ['#include "embedded.h"']
+    lines = ['#include "backend.h"', '#include "embedded.h"']
     kernels, info = [], {}
     for number, (name, entry) in enumerate(entries.items()):
         lines.append(

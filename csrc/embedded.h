@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// What build.py writes into the extension beside the launchers. The emulator of the tests has its own.
+// The kernel images that build.py writes into the extension.
 #pragma once
 
 // A fat binary of one .cu file (and format).
@@ -16,4 +16,3 @@ extern const EmbeddedImage embedded_images[];
 extern const int num_embedded_images;
 extern const EmbeddedKernel embedded_kernels[];
 extern const int num_embedded_kernels;
-extern const char build_info_json[];

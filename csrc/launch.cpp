@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Finds a kernel in the embedded images, loads its image on first use, launches it.
 // The CUDA runtime is linked statically and opens the driver itself, so this imports on a machine without one.
-#include "launch.h"
-
 #include <cuda_runtime_api.h>
 
 #include <atomic>
 #include <mutex>
 #include <stdexcept>
+#include <string>
 #include <unordered_map>
 
+#include "backend.h"
 #include "embedded.h"
 
 namespace {

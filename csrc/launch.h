@@ -9,6 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "backend.h"
+
 namespace py = pybind11;
 
 // Raise ValueError with a printf-style message unless the condition holds.
@@ -33,15 +35,6 @@ inline std::vector<Binder>& binders() {
         binders().push_back([](py::module_& m) { m.def(#launcher, &launcher); }); \
         return true;                                   \
     }();
-
-struct Dim3 {
-    unsigned x = 1, y = 1, z = 1;
-};
-
-// Launch kernel `symbol` with one parameter struct. `shared_bytes` is dynamic shared memory; above 48 KB the launch
-// raises the kernel's limit itself. Asynchronous; throws RuntimeError when CUDA refuses the launch.
-void launch_raw(const std::string& symbol, Dim3 grid, unsigned threads, unsigned shared_bytes, uintptr_t stream,
-                void* params);
 
 template <class Params>
 void launch(const std::string& symbol, Dim3 grid, unsigned threads, unsigned shared_bytes, uintptr_t stream,

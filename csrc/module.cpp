@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // The Python module vllm_superl8._C: every host half in one translation unit, since pybind11 costs seconds for each.
-#include "embedded.h"
 #include "host_halves.h"
 #include "launch.h"
 

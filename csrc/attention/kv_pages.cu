@@ -12,7 +12,7 @@ struct ZeroPagesParams {
 };
 
 #ifdef DEVICE_HALF
-extern "C" __global__ void __launch_bounds__(256) zero_pages(const __grid_constant__ ZeroPagesParams p) {
+KERNEL(zero_pages, ZeroPagesParams, 256) {
     const int segment = blockIdx.y;
     const int64_t stride = p.wide ? ((const int64_t*)p.strides)[segment] : ((const int*)p.strides)[segment];
     const int64_t size = p.wide ? ((const int64_t*)p.sizes)[segment] : ((const int*)p.sizes)[segment];

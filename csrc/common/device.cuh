@@ -50,6 +50,7 @@ __device__ __forceinline__ uint4 load_stream(const void* address) {
 #else
 #define KERNEL_PARAMETER(Params) const Params
 #endif
+#define KERNEL_THREADS(symbol, ...)  // the emulator notes the launch bounds here
 #endif
 
 // 16 bytes, or zeros where `valid` is false (nothing is read then). The load stays where it is written: a plain one under
@@ -170,12 +171,14 @@ __device__ __forceinline__ float block_max(float v, float* scratch) {
     return block_reduce(v, -INFINITY, scratch, WarpMax());
 }
 
-// One kernel for each storage type from a function template `op<T>(params)`: op_fp16, op_bf16, op_fp32.
+// Head of a kernel, for a body that reads its parameter struct as `p`: KERNEL(name, Params, launch bounds) { ... }
 // The last arguments are those of __launch_bounds__: threads, and blocks a multiprocessor if that is wanted.
-#define KERNEL_OF(op, Params, T, suffix, ...)                                                           \
-    extern "C" __global__ void __launch_bounds__(__VA_ARGS__) op##_##suffix(KERNEL_PARAMETER(Params) p) { \
-        op<T>(p);                                                                                       \
-    }
+#define KERNEL(symbol, Params, ...)      \
+    KERNEL_THREADS(symbol, __VA_ARGS__) \
+    extern "C" __global__ void __launch_bounds__(__VA_ARGS__) symbol(KERNEL_PARAMETER(Params) p)
+// One kernel for each storage type from a function template `op<T>(params)`: op_fp16, op_bf16, op_fp32.
+#define KERNEL_OF(op, Params, T, suffix, ...) \
+    KERNEL(op##_##suffix, Params, __VA_ARGS__) { op<T>(p); }
 #define KERNELS(op, Params, ...)                     \
     KERNEL_OF(op, Params, fp16_t, fp16, __VA_ARGS__) \
     KERNEL_OF(op, Params, bf16_t, bf16, __VA_ARGS__) \
