@@ -26,6 +26,24 @@ MAX_COPIES = 128
 
 
 @dataclass(frozen=True)
+class Row:
+    """One measurement of a benchmark.
+
+    fields      what was measured: op, and format, m, n, k or batch, context, q_len, ... (see tools.results)
+    us          microseconds a call
+    operations  multiplications and additions a call, None if the op's work is not arithmetic
+    bytes       bytes of device memory that a call must move at least
+    error       relative error against the reference, on the operands that were timed
+    """
+
+    fields: dict[str, object]
+    us: float
+    operations: int | None
+    bytes: int
+    error: float
+
+
+@dataclass(frozen=True)
 class Ceilings:
     """What a card can do at most: dp4a in 10^12 integer operations a second, reads of its memory in 10^9 bytes."""
 
