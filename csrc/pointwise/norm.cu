@@ -32,8 +32,8 @@ __device__ void rms_norm(const RmsNormParams& p) {
         float v = to_float(x[i]);
         if (residual) {
             v += to_float(residual[i]);
-            residual[i] = from_float<T>(v);
-            out[i] = residual[i];
+            residual[i] = out[i] = from_float<T>(v);
+            v = to_float(out[i]);  // the rounded sum is what is normalised
         }
         squares += v * v;
     }

@@ -22,7 +22,12 @@ import elf
 HERE = Path(__file__).resolve().parent
 ORDERS = {"changing": -1, "forward": 0, "reverse": 1, "shuffled": 2}
 
-SANITIZE = ["-fsanitize=address,undefined,float-cast-overflow", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-g1"]
+SANITIZE = [
+    "-fsanitize=address,undefined,float-cast-overflow",
+    "-fno-sanitize-recover=all",
+    "-fno-omit-frame-pointer",
+    "-g1",
+]
 DEVICE = [
     "-O1", "-DDEVICE_HALF", "-DEMULATOR", "-fno-strict-aliasing", "-ffp-contract=off", "-fvisibility=hidden",
     "-fno-gnu-unique", "-Wall", "-Wno-unknown-pragmas",
@@ -48,7 +53,7 @@ def sanitizing() -> bool:
 def _shared_variables(library: Path, objects: Iterable[Path]) -> list[tuple[int, int]]:
     """Offset and bytes of every static __shared__ variable of the device halves.
 
-    Such a variable is a writable static inside a function, whose mangled name starts with _ZZ; device code has no others.
+    Such a variable is a writable static inside a function: its mangled name starts with _ZZ. Device code has no others.
     """
 
     def local_statics(path):

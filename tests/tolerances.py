@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Every limit of the tests, with what was measured when it was set. Tests write ``assert error < limit``.
+
+Three questions are kept apart: bytes (compared for equality: no limits), arithmetic, quality. ``faults.py`` proves that
+the limits reject what is wrong.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
+
+
+@dataclass(frozen=True)
+class Limit:
+    """An error has to be below `limit`; `measured` is the largest that was seen, `where` on what."""
+
+    limit: float
+    measured: float
+    where: str = "emulator"
+
+
+def relative_error(got: torch.Tensor, want: torch.Tensor) -> float:
+    """Largest |got - want|, each as a share of the largest |want| in its row (last dimension); NaN if got has one.
+
+    Raises AssertionError if shapes differ, or if a row of `want` is zero or not finite and so would prove nothing.
+    """
+    assert got.shape == want.shape, f"got shape {tuple(got.shape)}, wanted {tuple(want.shape)}"
+    got, want = got.double().cpu(), want.double().cpu()
+    if want.numel() == 0:
+        return 0.0
+    size = want.abs().amax(-1, keepdim=True)
+    assert torch.isfinite(size).all() and (size > 0).all(), "the reference has a row that is zero or not finite"
+    return ((got - want).abs() / size).max().item()
+
+
+# Arithmetic: kernel against its reference computed from the same inputs without rounding the result to 16 bits.
+# Rounding alone is up to 2^-11 = 4.9e-4 of a row's largest element in fp16 and 2^-8 = 3.9e-3 in bf16.
+# ARITHMETIC[op][dtype of the result]
+ARITHMETIC: dict[str, dict[str, Limit]] = {
+    "rms_norm": {"fp16": Limit(6e-4, 4.9e-4), "bf16": Limit(4.5e-3, 3.9e-3), "fp32": Limit(2e-6, 4e-7)},
+}
+
+
+def arithmetic_limit(op: str, dtype: torch.dtype) -> float:
+    """The limit for relative_error of an op's result in this dtype."""
+    return ARITHMETIC[op][NAMES[dtype]].limit
