@@ -88,7 +88,7 @@ def kernel_sources() -> list[Path]:
 def images() -> list[Image]:
     """Every image of the checkout, in the order of their names."""
     table = layout()
-    rows = {row.name: row for row in (*table.LAYOUTS.values(), *table.KV_LAYOUTS.values())}.values()
+    rows = {id(row): row for row in (*table.LAYOUTS.values(), *table.KV_LAYOUTS.values())}.values()  # aliases share
     found = []
     for source in kernel_sources():
         formats = [row.name for row in rows if source.stem in getattr(row, "ops", ())]

@@ -33,11 +33,13 @@ class KVLayout:
     A page holds, for each KV head, four planes in this order, page_size tokens each: K codes, V codes,
     K scales, V scales. Keeping the planes apart leaves every token's codes 16-byte aligned for any head_dim
     that is a multiple of 16, and a page of one head is one contiguous read.
+    page_size is a multiple of 16 and head_dim one of 8.
 
-    name              as given to --kv-cache-dtype ("auto" follows the model's dtype)
+    name              as given to --kv-cache-dtype ("auto" follows the model's dtype), and the suffix of its kernels
     aliases           other names that mean the same format
     k_bits, v_bits    bits a value
     scale_bytes       bytes of scale a token for each of K and V (0: stored as floating point)
+    ops               kernels with an image for it; csrc/formats/kv.cuh decodes it as kv_<name>
     """
 
     name: str
@@ -46,6 +48,7 @@ class KVLayout:
     scale_bytes: int
     doc: str
     aliases: tuple[str, ...] = ()
+    ops: tuple[str, ...] = ()
 
     def token_bytes(self, head_dim: int) -> int:
         """Bytes of one token of one KV head: K, V and their scales."""
@@ -78,6 +81,7 @@ KV_LAYOUTS: dict[str, KVLayout] = _table(
     (
         KVLayout("fp16", k_bits=16, v_bits=16, scale_bytes=0, doc="half precision", aliases=("float16",)),
         KVLayout("bf16", k_bits=16, v_bits=16, scale_bytes=0, doc="bfloat16", aliases=("bfloat16",)),
+        KVLayout("fp32", k_bits=32, v_bits=32, scale_bytes=0, doc="single precision", aliases=("float32",)),
         KVLayout(
             "int8",
             k_bits=8,
