@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Which NVIDIA cards are visible and what they can do, asked once through NVML, without touching CUDA.
 
-Nothing here initialises CUDA: the answers are needed in processes that fork later.
+Nothing here initialises CUDA, except multiprocessors() of a CUDA device: the answers are needed in processes that fork
+later.
 """
 
 import os
@@ -23,6 +24,8 @@ class Card:
 
 DP4A_CAPABILITIES = ((6, 1), (7, 0), (7, 2))
 """Capabilities that this package's kernels are made for. 6.0 (P100) has no dp4a; 7.5 and later stock vLLM serves."""
+
+V100_MULTIPROCESSORS = 80
 
 
 @cache
@@ -62,3 +65,13 @@ def _card(handle) -> Card:
         capability=tuple(pynvml.nvmlDeviceGetCudaComputeCapability(handle)),
         memory_bytes=pynvml.nvmlDeviceGetMemoryInfo(handle).total,
     )
+
+
+@cache
+def multiprocessors(device) -> int:
+    """Multiprocessors of a torch.device that holds tensors: CUDA is in use by then. For the CPU a V100's (emulator)."""
+    if device.type != "cuda":
+        return V100_MULTIPROCESSORS
+    import torch  # the rest of this file answers without it
+
+    return torch.cuda.get_device_properties(device).multi_processor_count

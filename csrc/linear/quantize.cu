@@ -1,87 +1,102 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// quantize_int8: codes = round-half-even(x / scale), scale = max|x| / 127 in fp32, over a row or a group of columns.
-//   x       (rows, k) T, rows x_stride elements apart
-//   codes   (rows, k) int8, contiguous; scales (rows, k / group_size) fp32
-// A group of zeros gets scale 1. NaN or infinity in a group makes its scale NaN or infinity.
-// One block a row (threads = 256) when the row is the group, else one warp a group. Two passes; the second reads from
-// L1/L2. The division is IEEE, not a multiplication by an inverse, so that kernel and reference agree bit for bit.
-#include "common/device.cuh"
+// quantize_int8: codes and fp32 scales (formats/int8.cuh) of rows, or of groups of 32, 64 or 128 columns.
+//   x       (rows, k) T, rows x_stride elements apart      codes (rows, k) int8, contiguous
+//   scales  (rows, 1 or k / group_size) fp32
+// NaN or infinity in a group makes its scale NaN or infinity and its codes 0, so that every product with it is NaN.
+//
+// A thread takes eight elements at a time, one 16-byte load of a 16-bit type where rows allow it.
+// quantize_rows: one block of 256 threads a row, two passes; the second reads x from L1 or L2 (a row is 8 to 64 KB).
+// quantize_groups: group_size / 8 neighbouring lanes a group, one pass. Both are bound by memory: an IEEE division is
+// some ten instructions an element, about the time that a V100 takes to move its three bytes.
+#include "common/eight.cuh"
+#include "formats/int8.cuh"
 
 struct QuantizeParams {
-    int8_t* codes;      // (rows, k)
-    float* scales;      // (rows, groups)
-    const void* x;      // (rows, k) T
-    int64_t x_stride;   // elements from one row of x to the next
+    int8_t* codes;     // (rows, k)
+    float* scales;     // (rows, groups)
+    const void* x;     // (rows, k) T
+    int64_t x_stride;  // elements from one row of x to the next
     int64_t rows;
     int k;
-    int group_size;     // columns a scale; k when the row is the group
+    int group_size;  // columns a scale; k when the row is the group
+    bool wide;       // as in common/eight.cuh, for x and codes
 };
+
+constexpr int QUANTIZE_THREADS = 256;
 
 #ifdef DEVICE_HALF
-// max that keeps NaN: fmaxf drops it.
-__device__ __forceinline__ float max_keep_nan(float a, float b) { return (a >= b || a != a) ? a : b; }
-
-struct WarpMaxKeepNan {
-    __device__ __forceinline__ float operator()(float v) const {
+__device__ __forceinline__ float amax_of(const Eight& x, float amax) {
 #pragma unroll
-        for (int s = WARP / 2; s; s >>= 1) v = max_keep_nan(v, __shfl_xor_sync(FULL_WARP, v, s));
-        return v;
+    for (int i = 0; i < EIGHT; i++) amax = max_magnitude(amax, fabsf(x.v[i]));
+    return amax;
+}
+
+__device__ __forceinline__ void store_codes(int8_t* row, int column, int k, bool wide, const Eight& x, float scale) {
+    int c[EIGHT];
+#pragma unroll
+    for (int i = 0; i < EIGHT; i++) c[i] = int8_code(x.v[i], scale);
+    if (wide) {
+        *(uint2*)(row + column) = make_uint2(pack_codes(c[0], c[1], c[2], c[3]), pack_codes(c[4], c[5], c[6], c[7]));
+    } else {
+#pragma unroll
+        for (int i = 0; i < EIGHT; i++)
+            if (column + i < k) row[column + i] = (int8_t)c[i];
     }
+}
+
+struct MaxMagnitude {
+    __device__ __forceinline__ float operator()(float v) const { return max_magnitude_of_lanes(v, WARP); }
 };
-
-__device__ __forceinline__ int8_t encode(float v, float scale) {
-    const float code = rintf(__fdiv_rn(v, scale));
-    if (code != code) return 0;
-    return (int8_t)(int)fminf(fmaxf(code, -127.f), 127.f);
-}
-
-// Lanes `first`, `first + step`, ... of [0, n) quantise one group; `reduce` joins their maxima.
-template <class T, class Reduce>
-__device__ __forceinline__ void quantize_group(const T* x, int8_t* codes, float* scale_out, int n, int first, int step,
-                                               Reduce reduce) {
-    float amax = 0.f;
-    for (int i = first; i < n; i += step) amax = max_keep_nan(fabsf(to_float(x[i])), amax);
-    amax = reduce(amax);
-    float scale = __fdiv_rn(amax, 127.f);
-    if (scale == 0.f) scale = 1.f;
-    for (int i = first; i < n; i += step) codes[i] = encode(to_float(x[i]), scale);
-    if (first == 0) *scale_out = scale;
-}
 
 template <class T>
 __device__ void quantize_rows(const QuantizeParams& p) {
     __shared__ float scratch[WARP];
     const int64_t row = blockIdx.x;
-    quantize_group((const T*)p.x + row * p.x_stride, p.codes + row * p.k, p.scales + row, p.k, threadIdx.x, blockDim.x,
-                   [&](float v) { return block_reduce(v, 0.f, scratch, WarpMaxKeepNan()); });
+    const T* x = (const T*)p.x + row * p.x_stride;
+    const int first = threadIdx.x * EIGHT, step = QUANTIZE_THREADS * EIGHT;
+    float amax = 0.f;
+    for (int column = first; column < p.k; column += step) amax = amax_of(load_eight(x, column, p.k, p.wide), amax);
+    const float scale = int8_scale(block_reduce(amax, 0.f, scratch, MaxMagnitude()));
+    for (int column = first; column < p.k; column += step)
+        store_codes(p.codes + row * p.k, column, p.k, p.wide, load_eight(x, column, p.k, p.wide), scale);
+    if (threadIdx.x == 0) p.scales[row] = scale;
 }
-KERNELS(quantize_rows, QuantizeParams, 256)
+KERNELS(quantize_rows, QuantizeParams, QUANTIZE_THREADS)
 
 template <class T>
 __device__ void quantize_groups(const QuantizeParams& p) {
-    const int groups = p.k / p.group_size;
-    const int64_t task = (int64_t)blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP;
-    if (task >= p.rows * groups) return;
-    const int64_t row = task / groups;
-    const int column = (int)(task % groups) * p.group_size;
-    quantize_group((const T*)p.x + row * p.x_stride + column, p.codes + row * p.k + column, p.scales + task,
-                   p.group_size, threadIdx.x % WARP, WARP, WarpMaxKeepNan());
+    const int64_t row_chunks = p.k / EIGHT;  // chunks of eight elements a row
+    const int64_t chunk = (int64_t)blockIdx.x * QUANTIZE_THREADS + threadIdx.x;
+    const bool exists = chunk < p.rows * row_chunks;  // threads beyond the end still take part in shuffles
+    const int64_t row = exists ? chunk / row_chunks : 0;
+    const int column = exists ? (int)(chunk % row_chunks) * EIGHT : 0;
+    const Eight x = load_eight((const T*)p.x + row * p.x_stride, column, p.k, p.wide);
+    const float scale = int8_scale(max_magnitude_of_lanes(amax_of(x, 0.f), p.group_size / EIGHT));
+    if (!exists) return;
+    store_codes(p.codes + row * p.k, column, p.k, p.wide, x, scale);
+    if (column % p.group_size == 0) p.scales[(row * p.k + column) / p.group_size] = scale;
 }
-KERNELS(quantize_groups, QuantizeParams, 256)
+KERNELS(quantize_groups, QuantizeParams, QUANTIZE_THREADS)
 #else
 #include "launch.h"
 
+// group_size 0 is the whole row.
 static void quantize_int8(const std::string& dtype, uintptr_t codes, uintptr_t scales, uintptr_t x, int64_t rows,
                           int64_t k, int64_t x_stride, int64_t group_size, uintptr_t stream) {
-    CHECK(group_size >= 1 && k % group_size == 0, "quantize_int8: k of %lld is not a multiple of group_size %lld",
-          (long long)k, (long long)group_size);
-    QuantizeParams p{(int8_t*)codes, (float*)scales, (const void*)x, x_stride, rows, (int)k, (int)group_size};
-    if (group_size == k) {
-        launch("quantize_rows_" + dtype, {(unsigned)rows}, 256, 0, stream, p);
-    } else {
-        const int64_t warps = rows * (k / group_size);
-        launch("quantize_groups_" + dtype, {(unsigned)((warps + 7) / 8)}, 256, 0, stream, p);
-    }
+    CHECK(k >= 1 && k < INT32_MAX - QUANTIZE_THREADS * EIGHT, "quantize_int8: a row has %lld elements", (long long)k);
+    const bool by_group = group_size != 0;
+    CHECK(!by_group || ((group_size == 32 || group_size == 64 || group_size == 128) && k % group_size == 0),
+          "quantize_int8: group_size is %lld for k of %lld, wanted 32, 64 or 128, dividing k", (long long)group_size,
+          (long long)k);
+    const int64_t element = dtype == "fp32" ? 4 : 2;
+    const bool wide = k % EIGHT == 0 && x % 16 == 0 && x_stride * element % 16 == 0 && codes % 8 == 0;
+    const QuantizeParams p{
+        (int8_t*)codes, (float*)scales, (const void*)x, x_stride, rows, (int)k, (int)(by_group ? group_size : k), wide};
+    const int64_t chunks = rows * (k / EIGHT);
+    const int64_t blocks = by_group ? (chunks + QUANTIZE_THREADS - 1) / QUANTIZE_THREADS : rows;
+    CHECK(blocks <= INT32_MAX, "quantize_int8: %lld rows of %lld elements are too many", (long long)rows, (long long)k);
+    launch((by_group ? "quantize_groups_" : "quantize_rows_") + dtype, {(unsigned)blocks}, QUANTIZE_THREADS, 0, stream,
+           p);
 }
 REGISTER(quantize_int8)
 #endif

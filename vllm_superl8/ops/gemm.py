@@ -1,28 +1,54 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""W8A8 matrix product by dp4a."""
+"""W8A8 matrix product by dp4a, int8 x int8 with fp32 scales."""
 
 import torch
 
+from vllm_superl8.ops import linear
 from vllm_superl8.ops.registry import DTYPE_NAMES, ptr, register, stream
 
+GROUP_SIZE = 128
+"""Columns that share a scale where a row has more than one."""
+
 EXACT_K = 1024
-"""127 * 127 * 1024 < 2^24: sums of this many products are exact in float32."""
+"""128 * 128 * 1024 = 2^24: sums of this many products are exact in float32."""
+
+MOST_K = 131068
+"""Largest k: 128 * 128 * k stays below 2^31, so that no int32 sum overflows whatever the codes."""
 
 
-def _check(x, x_scales, weight, weight_scales):
-    k = x.shape[-1]
-    if weight.shape[-1] != k or k % 4:
-        raise ValueError(f"w8a8_gemm: x has k of {k}, weight {weight.shape[-1]}; wanted the same, and a multiple of 4")
-    groups = weight_scales.shape[-1]
-    if x_scales.shape[-1] != groups or groups not in (1, k // 128) or (groups > 1 and k % 128):
+def check_shapes(op: str, x, x_scales, weight, weight_scales, out_dtype) -> None:
+    """Raise ValueError or TypeError for operands that are no product; weight (..., n, k)."""
+    k, groups = x.shape[-1], weight_scales.shape[-1]
+    if x.dtype != torch.int8 or weight.dtype != torch.int8:
+        raise TypeError(f"{op}: x is {x.dtype} and weight {weight.dtype}, wanted int8 codes (quantize_int8 makes them)")
+    if x_scales.dtype != torch.float32 or weight_scales.dtype != torch.float32:
+        raise TypeError(f"{op}: scales are {x_scales.dtype} and {weight_scales.dtype}, wanted float32")
+    if out_dtype not in DTYPE_NAMES:
+        raise TypeError(f"{op}: out_dtype is {out_dtype}, wanted one of {', '.join(map(str, DTYPE_NAMES))}")
+    if weight.shape[-1] != k:
+        raise ValueError(f"{op}: x has rows of {k} and weight of {weight.shape[-1]}, wanted the same")
+    if not 4 <= k <= MOST_K or k % 4:
+        raise ValueError(f"{op}: k is {k}, wanted a multiple of 4 from 4 to {MOST_K}; pad both sides with zeros")
+    if x_scales.shape[-1] != groups or not (groups == 1 or groups * GROUP_SIZE == k):
         raise ValueError(
-            f"w8a8_gemm: {x_scales.shape[-1]} scales a row of x and {groups} a row of weight for k of {k}; wanted one "
-            "each, or one for every 128 columns each"
+            f"{op}: {x_scales.shape[-1]} scales a row of x and {groups} a row of weight for k of {k}, wanted one each, "
+            f"or one for every {GROUP_SIZE} columns each; quantise both with the same group_size"
+        )
+    if x_scales.shape[:-1] != x.shape[:-1] or weight_scales.shape[:-1] != weight.shape[:-1]:
+        raise ValueError(
+            f"{op}: x {tuple(x.shape)} has scales {tuple(x_scales.shape)} and weight {tuple(weight.shape)} "
+            f"{tuple(weight_scales.shape)}, wanted those of every row"
         )
 
 
+def check_weight(op: str, weight, weight_scales) -> None:
+    """Raise ValueError for weights that no kernel takes as they are, and that are too large to copy at each call."""
+    if not (weight.is_contiguous() and weight_scales.is_contiguous()):
+        raise ValueError(f"{op}: weight or its scales are not contiguous; store them with .contiguous()")
+
+
 def w8a8_gemm_reference(x, x_scales, weight, weight_scales, bias, out_dtype):
-    _check(x, x_scales, weight, weight_scales)
+    check_shapes("w8a8_gemm", x, x_scales, weight, weight_scales, out_dtype)
     rows = x.reshape(-1, x.shape[-1])
     groups = weight_scales.shape[-1]
     if groups == 1:
@@ -32,9 +58,8 @@ def w8a8_gemm_reference(x, x_scales, weight, weight_scales, bias, out_dtype):
         )
         total = total.float() * x_scales.reshape(-1, 1) * weight_scales.T
     else:
-        size = x.shape[-1] // groups
-        scaled_x = rows.unflatten(-1, (groups, size)).float() * x_scales.reshape(-1, groups, 1)
-        scaled_w = weight.unflatten(-1, (groups, size)).float() * weight_scales.unsqueeze(-1)
+        scaled_x = rows.unflatten(-1, (groups, -1)).float() * x_scales.reshape(-1, groups, 1)
+        scaled_w = weight.unflatten(-1, (groups, -1)).float() * weight_scales.unsqueeze(-1)
         total = scaled_x.flatten(1) @ scaled_w.flatten(1).T
     if bias is not None:
         total = total + bias.float()
@@ -46,18 +71,22 @@ def w8a8_gemm_fake(x, x_scales, weight, weight_scales, bias, out_dtype):
 
 
 def w8a8_gemm_kernel(module, x, x_scales, weight, weight_scales, bias, out_dtype):
-    _check(x, x_scales, weight, weight_scales)
-    if not weight.is_contiguous():
-        raise ValueError("w8a8_gemm: weight is not contiguous")
-    if bias is not None and bias.dtype != out_dtype:
-        bias = bias.to(out_dtype)
+    check_shapes("w8a8_gemm", x, x_scales, weight, weight_scales, out_dtype)
+    check_weight("w8a8_gemm", weight, weight_scales)
+    if bias is not None:
+        bias = bias.to(out_dtype).contiguous()
     out = w8a8_gemm_fake(x, x_scales, weight, weight_scales, bias, out_dtype)
-    rows, row_scales = x.contiguous(), x_scales.contiguous()
-    k = x.shape[-1]
-    module.w8a8_gemm(
-        DTYPE_NAMES[out_dtype], ptr(out), ptr(rows), ptr(row_scales), ptr(weight), ptr(weight_scales), ptr(bias),
-        x.numel() // k, weight.shape[0], k, weight_scales.shape[-1], stream(x),
+    x, x_scales = x.contiguous(), x_scales.contiguous()
+    (n, k), groups = weight.shape, weight_scales.shape[-1]
+    m = x.numel() // k
+    arguments = (
+        DTYPE_NAMES[out_dtype], ptr(out), ptr(x), ptr(x_scales), ptr(weight), ptr(weight_scales), ptr(bias),
+        m, n, k, groups, stream(x),
     )  # fmt: skip
+    if m <= linear.GEMV_MOST_ROWS:
+        module.w8a8_gemv(linear.k_warps_for(n, k, x.device), *arguments)
+    else:
+        module.w8a8_gemm(linear.tile_for(m, n, groups > 1, x.device), *arguments)
     return out
 
 
@@ -70,13 +99,15 @@ w8a8_gemm = register(
 )
 """out = (x * x_scales) @ (weight * weight_scales).T + bias.
 
-x              (..., k) int8, k a multiple of 4
+x              (..., k) int8, k a multiple of 4 up to 131068
 x_scales       (..., groups) float32
 weight         (n, k) int8, contiguous
-weight_scales  (n, groups) float32, groups = 1 or k / 128 as in x_scales
-bias           (n) or None
-returns        (..., n) in out_dtype (float16, bfloat16 or float32)
+weight_scales  (n, groups) float32, contiguous; groups = 1 or k / 128 as in x_scales
+bias           (n), any float dtype (rounded to out_dtype first), or None
+returns        (..., n) in out_dtype: float16, bfloat16 or float32
 
-Sums within a group are exact integers; groups are added in float32. Deterministic. Raises ValueError for shapes that do
-not fit.
+Sums within a group (or row) are exact integers; they are scaled in float32, groups are added in float32, and the
+result is rounded once. Deterministic. With one scale a row, a row of x gives the same bits in any batch; with groups
+the order of the sum, and so its last bit, differs between the kernels that ops/linear.py chooses from.
+Raises TypeError for wrong dtypes, ValueError for shapes that do not fit or weights that are not contiguous.
 """

@@ -6,16 +6,23 @@ import torch
 from vllm_superl8.formats import int8
 from vllm_superl8.ops.registry import dtype_name, ptr, register, rows_of, stream
 
+GROUP_SIZES = (32, 64, 128)
+
 
 def _check(x: torch.Tensor, group_size: int) -> None:
-    if group_size != -1 and (group_size < 1 or x.shape[-1] % group_size):
-        raise ValueError(f"quantize_int8: k of {x.shape[-1]} is not a multiple of group_size {group_size}")
-    if x.shape[-1] == 0:
+    k = x.shape[-1]
+    if k == 0:
         raise ValueError("quantize_int8: x has rows of no elements")
+    if group_size != -1 and (group_size not in GROUP_SIZES or k % group_size):
+        raise ValueError(
+            f"quantize_int8: group_size is {group_size} for rows of {k}, wanted -1 (the row) or one of "
+            f"{', '.join(map(str, GROUP_SIZES))} that divides them"
+        )
 
 
 def quantize_int8_reference(x, group_size=-1):
     _check(x, group_size)
+    dtype_name(x, "quantize_int8")
     return int8.quantize(x, group_size)
 
 
@@ -31,10 +38,9 @@ def quantize_int8_kernel(module, x, group_size=-1):
     _check(x, group_size)
     codes, scales = quantize_int8_fake(x, group_size)
     rows = rows_of(x)
-    k = x.shape[-1]
     module.quantize_int8(
-        dtype_name(x, "quantize_int8"), ptr(codes), ptr(scales), ptr(rows), rows.shape[0], k, rows.stride(0),
-        k if group_size == -1 else group_size, stream(x),
+        dtype_name(x, "quantize_int8"), ptr(codes), ptr(scales), ptr(rows), *rows.shape, rows.stride(0),
+        0 if group_size == -1 else group_size, stream(x),
     )  # fmt: skip
     return codes, scales
 
@@ -48,10 +54,11 @@ quantize_int8 = register(
 )
 """codes, scales = int8 codes of x and their fp32 scales, kernel and reference bit for bit.
 
-x           (..., k) float16, bfloat16 or float32
-group_size  columns that share a scale, dividing k; -1 is one scale a row
+x           (..., k) float16, bfloat16 or float32; rows may be strided
+group_size  columns that share a scale: 32, 64 or 128, dividing k; -1 is one scale a row
 returns     codes (..., k) int8 in [-127, 127]; scales (..., k / group_size) or (..., 1) float32
 
-NaN or infinity in x makes the scale of its group NaN or infinity. Raises ValueError for a group_size that does not
-divide k.
+scale = max|x| / 127 (1 for zeros), code = round-half-even(x / scale). NaN or infinity in a group makes its scale NaN or
+infinity and its codes 0, so that products with it are NaN.
+Raises TypeError for other dtypes, ValueError for a group_size that does not divide k.
 """
