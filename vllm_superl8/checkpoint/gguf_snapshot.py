@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The files that a Hugging Face checkpoint has beside its weights, made from a GGUF file and kept in a cache.
+
+A folder is named by the hash of everything that it follows from: the headers of the model's files and the versions
+of the packages that convert them. It is written under another name and renamed when it is whole.
+"""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from vllm_superl8.checkpoint.gguf_config import config_dict, generation_dict
+from vllm_superl8.checkpoint.gguf_header import Header
+from vllm_superl8.checkpoint.gguf_tokenizer import write_tokenizer
+
+CACHE = Path.home() / ".cache" / "superl8" / "gguf"
+
+REVISION = 1
+"""Raised when this package converts differently."""
+
+PACKAGES = ("transformers", "gguf", "vllm-gguf-plugin")
+
+
+def snapshot(
+    header: Header, check: Callable[[dict[str, Any]], None], tokenizer: bool = True, cache: Path | None = None
+) -> Path:
+    """Folder with config.json, generation_config.json and the tokenizer of the model.
+
+    check      called with the content of config.json before the folder is made; what it raises is passed on
+    tokenizer  False leaves the tokenizer out, for a file whose tokenizer is not wanted or cannot be read
+    cache      where folders are kept, ~/.cache/superl8/gguf unless given
+
+    Raises ValueError for a file that cannot be served (see gguf_config and gguf_tokenizer) and OSError where the
+    cache cannot be written.
+    """
+    cache = CACHE if cache is None else cache
+    folder = cache / (_name(header) + ("" if tokenizer else "-no-tokenizer"))
+    if folder.is_dir():
+        return folder
+    config = config_dict(header)
+    check(config)
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        unfinished = Path(tempfile.mkdtemp(dir=cache, prefix=".unfinished-"))
+    except OSError as error:
+        raise OSError(f"{cache} must be writable: {header.path.name} gets its config.json there ({error})") from error
+    try:
+        if tokenizer:
+            write_tokenizer(header, unfinished)
+        _write_json(unfinished / "config.json", _complete(config))
+        _write_json(unfinished / "generation_config.json", generation_dict(header))
+        unfinished.chmod(0o755)
+        try:
+            os.rename(unfinished, folder)
+        except OSError:
+            if not folder.is_dir():  # else another process was faster, and its folder is the same
+                raise
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+    return folder
+
+
+def _name(header: Header) -> str:
+    versions = [f"{package} {metadata.version(package)}" for package in PACKAGES]
+    key = hashlib.sha256("\n".join([str(REVISION), header.digest, *versions]).encode()).hexdigest()
+    return f"{re.sub(r'[^A-Za-z0-9._-]', '_', header.path.stem)}-{key[:16]}"
+
+
+def _complete(config: dict[str, Any]) -> dict[str, Any]:
+    """All fields of the configuration class, with its defaults where the file says nothing."""
+    from transformers import AutoConfig
+
+    fields = {key: value for key, value in config.items() if key != "model_type"}
+    return AutoConfig.for_model(config["model_type"], **fields).to_dict()
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")

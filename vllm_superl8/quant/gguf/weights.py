@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The tensors of a GGUF model under the names, and in the layout, of its Hugging Face checkpoint.
+
+Names and most changes of layout come from vllm-gguf-plugin's weights adapters. Only their name maps and transforms
+are used: their loading reads the whole header with GGUFReader several times over.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from vllm.logger import init_logger
+
+from vllm_superl8.checkpoint.gguf_config import architecture_of
+from vllm_superl8.checkpoint.gguf_header import Header
+from vllm_superl8.checkpoint.gguf_tensors import PLAIN, check_types, read
+
+logger = init_logger(__name__)
+
+Weights = Iterable[tuple[str, torch.Tensor]]
+
+IN_CONFIG = ("rope_freqs.weight",)
+"""Tensors that say something about the configuration (see checkpoint.gguf_rope) and are no weights."""
+
+ONE_ROW = ".shared_expert_gate.weight"
+"""Checkpoint name of a matrix of one row, which llama.cpp stores as a vector."""
+
+FIRST_EXPERT = ".experts.0."
+"""In the adapters' names of a tensor that holds all experts of a layer."""
+
+
+def check(header: Header, config: dict[str, Any]) -> None:
+    """Refuse a file whose tensors are not, one for one, those of the model that its configuration describes.
+
+    Raises ValueError naming the file and the tensor.
+    """
+    from transformers import AutoConfig
+
+    check_types(header.tensors.values())
+    fields = {key: value for key, value in config.items() if key != "model_type"}
+    hf_config = AutoConfig.for_model(config["model_type"], **fields)
+    names, _ = _adapter(header, hf_config)
+    expected = _shapes(hf_config)
+    if hf_config.tie_word_embeddings:
+        expected.pop("lm_head.weight", None)
+    for tensor in header.tensors.values():
+        if tensor.name in IN_CONFIG:
+            continue
+        name = names.get(tensor.name)
+        shape = expected.pop(name, None)
+        if shape is None:
+            raise ValueError(
+                f"{header.path}: tensor {tensor.name} has no place in {hf_config.architectures[0]}; the file holds "
+                "another model than its metadata says, or one that superl8 does not serve: take its Hugging Face "
+                "checkpoint"
+            )
+        if tensor.shape != shape and (1, *tensor.shape) != shape:
+            raise ValueError(
+                f"{header.path}: tensor {tensor.name} has shape {list(tensor.shape)}, the file's metadata ask for "
+                f"{list(shape)}; take another conversion of the model"
+            )
+    if expected:
+        missing = next(iter(expected))
+        stored = next((stored for stored, name in names.items() if name == missing), missing)
+        raise ValueError(f"{header.path}: tensor {stored} is missing; take another conversion of the model")
+
+
+def weights(header: Header, hf_config: Any, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
+    """(name, tensor) as the Hugging Face checkpoint has them, in `dtype`, each read when it is asked for."""
+    _log_types(header, dtype)
+    names, transform = _adapter(header, hf_config)
+    yield from transform(_named(header, names, hf_config, dtype))
+
+
+def _named(header: Header, names: dict[str, str], hf_config: Any, dtype: torch.dtype) -> Iterator:
+    paired = architecture_of(header).rotary_pairs
+    heads = {"attn_q": hf_config.num_attention_heads, "attn_k": hf_config.num_key_value_heads}
+    for tensor in header.tensors.values():
+        if tensor.name in IN_CONFIG:
+            continue
+        # Norms are kept exact until the adapter has shifted them.
+        value = read(tensor, torch.float32 if len(tensor.shape) == 1 else dtype)
+        kind = tensor.name.split(".")[-2]
+        if paired and kind in heads:
+            value = split_rotary_pairs(value, heads[kind])
+        name = names[tensor.name]
+        yield name, value.unsqueeze(0) if name.endswith(ONE_ROW) else value
+
+
+def split_rotary_pairs(weight: torch.Tensor, num_heads: int) -> torch.Tensor:
+    """Rows of q or k from llama.cpp's order, the two of a rotary pair beside each other, to a checkpoint's halves.
+
+    weight   (num_heads * head_dim, ...)
+    returns  the same shape: in each head first the first rows of all pairs, then the second ones
+    """
+    return weight.unflatten(0, (num_heads, -1, 2)).transpose(1, 2).reshape(weight.shape)
+
+
+def _adapter(header: Header, hf_config: Any) -> tuple[dict[str, str], Callable[[Weights], Weights]]:
+    """(names, transform): stored name to checkpoint name, and what remains to be done to named weights."""
+    from vllm_gguf_plugin.weights_adapter import Gemma3GGUFAdapter, get_weights_adapter
+    from vllm_gguf_plugin.weights_adapter.gemma3 import build_gemma3_mapper
+
+    adapter = get_weights_adapter(hf_config)
+    if isinstance(adapter, Gemma3GGUFAdapter):
+        mapper = build_gemma3_mapper(is_multimodal=False)
+        stored = list(header.tensors)
+        return dict(zip(stored, mapper.apply_list(stored), strict=True)), adapter.transform_weight
+    try:
+        names = adapter.build_name_map(SimpleNamespace(hf_config=hf_config, trust_remote_code=False))
+    except RuntimeError as error:
+        raise ValueError(f"{header.path}: vllm-gguf-plugin cannot name its tensors: {error}") from error
+    return names, adapter.map_weights
+
+
+def _shapes(hf_config: Any) -> dict[str, tuple[int, ...]]:
+    """Checkpoint name to shape of all parameters; experts as one tensor a layer, under the adapters' names."""
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        state = AutoModelForCausalLM.from_config(hf_config).state_dict()
+    shapes = {}
+    for name, value in state.items():
+        shape = tuple(value.shape)
+        layer, experts, which = name.partition(".experts.")
+        if not experts:
+            shapes[name] = shape
+        elif which == "gate_up_proj":
+            count, rows, columns = shape
+            shapes[f"{layer}{FIRST_EXPERT}gate_proj.weight"] = (count, rows // 2, columns)
+            shapes[f"{layer}{FIRST_EXPERT}up_proj.weight"] = (count, rows // 2, columns)
+        else:
+            shapes[f"{layer}{FIRST_EXPERT}{which}.weight"] = shape
+    return shapes
+
+
+def _log_types(header: Header, dtype: torch.dtype) -> None:
+    target = str(dtype).removeprefix("torch.")
+    for kind, count in Counter(tensor.type for tensor in header.tensors.values()).most_common():
+        if kind in PLAIN:
+            logger.info("%s: %d tensors taken as they are, in %s", kind.name, count, target)
+        else:
+            logger.info(
+                "%s: %d tensors dequantised to %s at load, linear layers then to int8; native %s kernels are not used",
+                kind.name,
+                count,
+                target,
+                kind.name,
+            )
