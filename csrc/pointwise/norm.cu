@@ -7,14 +7,14 @@
 #include "common/device.cuh"
 
 struct RmsNormParams {
-    void* out;             // (rows, n) T
-    const void* x;         // (rows, n) T
-    void* residual;        // (rows, n) T, contiguous, or null
-    const void* weight;    // (n) T or null
-    int64_t x_stride;      // elements from one row of x to the next
-    int n;                 // elements a row
+    void* out;           // (rows, n) T
+    const void* x;       // (rows, n) T
+    void* residual;      // (rows, n) T, contiguous, or null
+    const void* weight;  // (n) T or null
+    int64_t x_stride;    // elements from one row of x to the next
+    int n;               // elements a row
     float eps;
-    float weight_offset;   // added to every weight
+    float weight_offset;  // added to every weight
 };
 
 #ifdef DEVICE_HALF

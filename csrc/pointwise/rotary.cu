@@ -7,9 +7,9 @@
 #include "common/device.cuh"
 
 struct RotaryParams {
-    const int64_t* positions;   // (tokens)
+    const int64_t* positions;  // (tokens)
     void* query;
-    void* key;                  // or null
+    void* key;  // or null
     const void* cos_sin_cache;
     int64_t query_token_stride, query_head_stride, key_token_stride, key_head_stride;
     int num_heads, num_kv_heads, rotary_dim, rope_dim_offset;
@@ -24,7 +24,8 @@ __device__ __forceinline__ void rotate_heads(const RotaryParams& p, T* x, int64_
     for (int task = threadIdx.x; task < heads * half; task += blockDim.x) {
         const int head = task / half, pair = task % half;
         const int64_t at = position * p.rotary_dim + pair;
-        const float cosine = p.cache_is_fp32 ? ((const float*)p.cos_sin_cache)[at] : to_float(((const T*)p.cos_sin_cache)[at]);
+        const float cosine =
+            p.cache_is_fp32 ? ((const float*)p.cos_sin_cache)[at] : to_float(((const T*)p.cos_sin_cache)[at]);
         float sine = p.cache_is_fp32 ? ((const float*)p.cos_sin_cache)[at + half]
                                      : to_float(((const T*)p.cos_sin_cache)[at + half]);
         if (p.inverse) sine = -sine;

@@ -6,12 +6,12 @@
 #include "common/device.cuh"
 
 struct SamplingParams {
-    int64_t* out;               // (rows), argmax only
-    void* logits;               // (rows, n) T
-    const uint8_t* prompt_mask; // (rows, n) bool, penalty only
+    int64_t* out;                // (rows), argmax only
+    void* logits;                // (rows, n) T
+    const uint8_t* prompt_mask;  // (rows, n) bool, penalty only
     const uint8_t* output_mask;
-    const float* penalties;     // (rows)
-    int64_t stride;             // elements from one row of logits to the next
+    const float* penalties;  // (rows)
+    int64_t stride;          // elements from one row of logits to the next
     int n;
 };
 
@@ -78,11 +78,11 @@ static void greedy_argmax(const std::string& dtype, uintptr_t out, uintptr_t log
 }
 REGISTER(greedy_argmax)
 
-static void repetition_penalty(const std::string& dtype, uintptr_t logits, uintptr_t prompt_mask,
-                               uintptr_t output_mask, uintptr_t penalties, int64_t rows, int64_t n, int64_t stride,
-                               uintptr_t stream) {
-    SamplingParams p{nullptr, (void*)logits, (const uint8_t*)prompt_mask, (const uint8_t*)output_mask,
-                     (const float*)penalties, stride, (int)n};
+static void repetition_penalty(const std::string& dtype, uintptr_t logits, uintptr_t prompt_mask, uintptr_t output_mask,
+                               uintptr_t penalties, int64_t rows, int64_t n, int64_t stride, uintptr_t stream) {
+    SamplingParams p{
+        nullptr, (void*)logits, (const uint8_t*)prompt_mask, (const uint8_t*)output_mask, (const float*)penalties,
+        stride,  (int)n};
     launch("repetition_penalty_" + dtype, {(unsigned)rows}, 1024, 0, stream, p);
 }
 REGISTER(repetition_penalty)

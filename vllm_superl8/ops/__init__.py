@@ -2,15 +2,18 @@
 """The ops of this package as ``torch.ops.superl8.*``; importing it registers all of them."""
 
 from vllm_superl8.ops.activation import act, act_and_mul
-from vllm_superl8.ops.gather import embedding, embedding_int8
+from vllm_superl8.ops.align import moe_align
+from vllm_superl8.ops.gather import embedding, embedding_int8, vocab_parallel_embedding
 from vllm_superl8.ops.gemm import w8a8_gemm
 from vllm_superl8.ops.kv_write import kv_cache_write
+from vllm_superl8.ops.merge import merge_attn_states
 from vllm_superl8.ops.moe_gemm import moe_sum, w8a8_moe_gemm
 from vllm_superl8.ops.norm import fused_add_rms_norm, rms_norm
 from vllm_superl8.ops.paged_attention import paged_attention
 from vllm_superl8.ops.quantize import quantize_int8
 from vllm_superl8.ops.rotary import rotary_embedding
-from vllm_superl8.ops.sampling import apply_repetition_penalties, greedy_argmax
+from vllm_superl8.ops.routing import topk_routing
+from vllm_superl8.ops.sampling import apply_repetition_penalties, greedy_argmax, gumbel_argmax
 
 __all__ = [
     "act",
@@ -20,12 +23,17 @@ __all__ = [
     "embedding_int8",
     "fused_add_rms_norm",
     "greedy_argmax",
+    "gumbel_argmax",
     "kv_cache_write",
+    "merge_attn_states",
+    "moe_align",
     "moe_sum",
     "paged_attention",
     "quantize_int8",
     "rms_norm",
     "rotary_embedding",
+    "topk_routing",
+    "vocab_parallel_embedding",
     "w8a8_gemm",
     "w8a8_moe_gemm",
 ]

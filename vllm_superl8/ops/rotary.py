@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Rotary position embedding (Su et al. 2021, arXiv:2104.09864), in place."""
 
+import math
+
 import torch
 
 from vllm_superl8.ops.registry import dtype_name, ptr, register, stream
@@ -8,10 +10,13 @@ from vllm_superl8.ops.registry import dtype_name, ptr, register, stream
 
 def _heads(x: torch.Tensor, positions: torch.Tensor, head_dim: int) -> torch.Tensor:
     """x as (tokens, heads, head_dim), the same memory. Raises ValueError if it cannot be seen so."""
-    tokens = positions.numel()
-    if x.numel() % max(1, tokens * head_dim) or x.stride(-1) != 1:
-        raise ValueError(f"rotary_embedding: {tuple(x.shape)} is not {tokens} tokens of heads of {head_dim}")
-    return x.view(tokens, -1, head_dim)
+    tokens, heads = positions.numel(), math.prod(x.shape[positions.dim() :]) // head_dim
+    if x.numel() != tokens * heads * head_dim or x.stride(-1) != 1:
+        raise ValueError(
+            f"rotary_embedding: {tuple(x.shape)} with strides {x.stride()} is not {tokens} tokens of heads of "
+            f"{head_dim}"
+        )
+    return x.view(tokens, heads, head_dim)
 
 
 def rotary_embedding_reference(
@@ -41,12 +46,19 @@ def rotary_embedding_kernel(
 ):  # fmt: skip
     q = _heads(query, positions, head_dim)
     k = None if key is None else _heads(key, positions, head_dim)
-    if cos_sin_cache.dtype not in (torch.float32, query.dtype):
-        raise ValueError(f"rotary_embedding: a cache of {cos_sin_cache.dtype} does not fit a query of {query.dtype}")
+    rotary_dim = cos_sin_cache.shape[1]
+    if positions.dtype != torch.int64 or not cos_sin_cache.is_contiguous():
+        raise ValueError(f"rotary_embedding: got {positions.dtype} positions, wanted int64, and a contiguous cache")
+    if cos_sin_cache.dtype not in (torch.float32, query.dtype) or (key is not None and key.dtype != query.dtype):
+        dtypes = ", ".join(str(tensor.dtype) for tensor in (query, key, cos_sin_cache) if tensor is not None)
+        raise ValueError(f"rotary_embedding: query, key and cache are {dtypes}; only the cache may differ, by float32")
+    if rotary_dim % 2 or rope_dim_offset + rotary_dim > head_dim:
+        raise ValueError(f"rotary_embedding: {rotary_dim} elements from {rope_dim_offset} on do not fit {head_dim}")
+    positions = positions.contiguous()
     module.rotary_embedding(
         dtype_name(query, "rotary_embedding"), ptr(positions), ptr(q), ptr(k), ptr(cos_sin_cache), positions.numel(),
         q.stride(0), q.stride(1), 0 if k is None else k.stride(0), 0 if k is None else k.stride(1), q.shape[1],
-        0 if k is None else k.shape[1], cos_sin_cache.shape[1], rope_dim_offset, is_neox, inverse,
+        0 if k is None else k.shape[1], rotary_dim, rope_dim_offset, is_neox, inverse,
         cos_sin_cache.dtype == torch.float32, stream(query),
     )  # fmt: skip
 

@@ -4,7 +4,7 @@
 import torch
 
 from vllm_superl8 import ops
-from vllm_superl8.ops import registry
+from vllm_superl8.platform import driver
 from vllm_superl8.platform.stand_ins import library
 
 _GATED = {
@@ -64,7 +64,7 @@ def define(device: str) -> None:
         "_C",
         "vocab_parallel_embedding(Tensor(a!) out, Tensor ids, Tensor weight, int org_start, int org_end, int "
         "num_org_padding, int added_start, int added_end) -> ()",
-        _vocab_parallel_embedding,
+        ops.vocab_parallel_embedding,
     )
     library.define(
         "_C",
@@ -77,7 +77,7 @@ def define(device: str) -> None:
     if device == "cpu":
         library.define("_C", "init_cpu_memory_env(int[] nodes) -> ()", lambda nodes: None)
         library.define("_C", "greedy_argmax(Tensor logits) -> Tensor", ops.greedy_argmax, _row_ids)
-        library.define("_C", "fused_gumbel_argmax(Tensor logits, Tensor seeds) -> Tensor", _gumbel_argmax, _row_ids)
+        library.define("_C", "fused_gumbel_argmax(Tensor logits, Tensor seeds) -> Tensor", ops.gumbel_argmax, _row_ids)
     else:
         library.define("_C", "weak_ref_tensor(Tensor x) -> Tensor", _weak_ref_tensor, torch.empty_like)
         library.define("_C", "get_cuda_view_from_cpu_tensor(Tensor x) -> Tensor", _cuda_view, _cuda_like)
@@ -100,72 +100,42 @@ def _fused_add_rms_norm(x, residual, weight, epsilon):
     x.copy_(ops.fused_add_rms_norm(x, residual, weight, epsilon))
 
 
-def _vocab_parallel_embedding(out, ids, weight, org_start, org_end, num_org_padding, added_start, added_end):
-    """Rows of this rank's shard: original words first, padding, then added words; zeros for other ranks' words."""
-    ids = ids.long()
-    original = (ids >= org_start) & (ids < org_end)
-    added = (ids >= added_start) & (ids < added_end)
-    added_first = org_end - org_start + num_org_padding
-    row = torch.where(original, ids - org_start, torch.where(added, ids - added_start + added_first, -1))
-    out.copy_(ops.embedding(row, weight))
-
-
 def _merge_attn_states(
     out, out_lse, prefix, prefix_lse, suffix, suffix_lse, prefill_tokens_with_context=None, output_scale=None
 ):
-    """Join two partial attentions (tokens, heads, D) by their log-sum-exps (heads, tokens), which are natural logs.
-
-    An lse of +inf means nothing was attended, as -inf does. Tokens from prefill_tokens_with_context on have no prefix.
-    """
     if output_scale is not None:
         raise ValueError("merge_attn_states: a quantised output is not served")
-    a, b = (torch.where(torch.isposinf(lse), -torch.inf, lse.float()) for lse in (prefix_lse, suffix_lse))
-    if prefill_tokens_with_context is not None:
-        beyond = torch.arange(a.shape[1], device=a.device) >= prefill_tokens_with_context
-        a = a.masked_fill(beyond, -torch.inf)
-    total = torch.logaddexp(a, b)
-    safe = torch.where(torch.isneginf(total), 0.0, total)
-    weight_a, weight_b = (torch.exp(lse - safe).T.unsqueeze(-1) for lse in (a, b))
-    joined = torch.where(weight_a > 0, prefix.float() * weight_a, 0) + torch.where(
-        weight_b > 0, suffix.float() * weight_b, 0
-    )
-    out.copy_(joined)
-    if out_lse is not None:
-        out_lse.copy_(total)
+    ops.merge_attn_states(out, out_lse, prefix, prefix_lse, suffix, suffix_lse, prefill_tokens_with_context)
 
 
 def _row_ids(logits, *_):
     return torch.empty(logits.shape[0], dtype=torch.int64, device=logits.device)
 
 
-def _gumbel_argmax(logits, seeds):
-    """Sample each row of logits (rows, vocab) by the Gumbel-max trick; the noise depends on (seed, token) alone."""
-    out = _row_ids(logits)
-    for row, seed in enumerate(seeds.tolist()):
-        generator = torch.Generator().manual_seed(seed)
-        noise = torch.empty(logits.shape[1]).exponential_(generator=generator)
-        out[row] = (logits[row] - noise.log()).argmax()
-    return out
+def _alias(x, address, device):
+    """A tensor like x whose memory starts where x's storage does, at another address or on another device."""
+    storage = torch._C._construct_storage_from_data_pointer(address, device, x.untyped_storage().nbytes())
+    return torch.empty(0, dtype=x.dtype, device=device).set_(storage, x.storage_offset(), x.shape, x.stride())
 
 
 def _weak_ref_tensor(x):
     """A tensor on x's memory that does not keep it alive, for CUDA graph outputs."""
-    size = x.untyped_storage().nbytes()
-    storage = torch._C._construct_storage_from_data_pointer(x.untyped_storage().data_ptr(), x.device, size)
-    return torch.empty(0, dtype=x.dtype, device=x.device).set_(storage, x.storage_offset(), x.shape, x.stride())
+    return _alias(x, x.untyped_storage().data_ptr(), x.device)
 
 
 def _cuda_view(x):
-    """A CUDA tensor on the memory of a pinned CPU tensor, read over PCIe. The view does not keep x alive; vLLM does."""
-    if not x.is_pinned():
-        raise ValueError("get_cuda_view_from_cpu_tensor: the tensor is not pinned")
-    if registry.COMPILED is None:
-        raise RuntimeError(f"get_cuda_view_from_cpu_tensor needs the compiled module: {registry.NO_KERNELS_REASON}")
-    storage = x.untyped_storage()
+    """A CUDA tensor on the memory of a CPU tensor, which it keeps alive; the GPU reads it over PCIe.
+
+    If x is not pinned, the view is of a pinned copy and later changes of x do not show.
+    """
     device = torch.device("cuda", torch.cuda.current_device())
-    address = registry.COMPILED.device_pointer(storage.data_ptr())
-    view = torch._C._construct_storage_from_data_pointer(address, device, storage.nbytes())
-    return torch.empty(0, dtype=x.dtype, device=device).set_(view, x.storage_offset(), x.shape, x.stride())
+    if x.numel() == 0:
+        return torch.empty(x.shape, dtype=x.dtype, device=device)
+    if not x.is_pinned():
+        x = x.pin_memory()
+    view = _alias(x, driver.device_address(x.untyped_storage().data_ptr()), device)
+    view.untyped_storage().source = x  # lives as long as the memory that it stands for is in use
+    return view
 
 
 def _cuda_like(x):
