@@ -22,12 +22,11 @@ import elf
 HERE = Path(__file__).resolve().parent
 ORDERS = {"changing": -1, "forward": 0, "reverse": 1, "shuffled": 2}
 
+# -O0 because the unrolled kernels take minutes to optimise with all checks in them.
 SANITIZE = [
-    "-fsanitize=address,undefined,float-cast-overflow",
-    "-fno-sanitize-recover=all",
-    "-fno-omit-frame-pointer",
-    "-g1",
-]
+    "-O0", "-g1", "-fno-omit-frame-pointer", "-fsanitize=address", "-fno-sanitize-recover=all",
+    "-fsanitize=alignment,bounds,shift,signed-integer-overflow,integer-divide-by-zero,float-cast-overflow",
+]  # fmt: skip
 DEVICE = [
     "-O1", "-DDEVICE_HALF", "-DEMULATOR", "-fno-strict-aliasing", "-ffp-contract=off", "-fvisibility=hidden",
     "-fno-gnu-unique", "-Wall", "-Wno-unknown-pragmas",
@@ -107,6 +106,16 @@ class Library:
         offsets, sizes = numbers(*(v[0] for v in variables)), numbers(*(v[1] for v in variables))
         self._library.emulator_set_shared(len(variables), offsets, sizes)
 
+    def launch(self, symbol: str, params: ctypes.Structure, grid=(1, 1, 1), threads: int = 32, shared_bytes: int = 0):
+        """Run a kernel that has no launcher. Raises RuntimeError with what stopped it."""
+        self._library.emulator_launch.restype = ctypes.c_char_p
+        dimensions = (ctypes.c_uint * 3)(*grid)
+        error = self._library.emulator_launch(
+            symbol.encode(), dimensions, ctypes.c_uint(threads), ctypes.c_uint(shared_bytes), ctypes.byref(params)
+        )
+        if error is not None:
+            raise RuntimeError(error.decode())
+
     def set_order(self, order: str = "changing", seed: int = 0) -> None:
         """In which order threads are resumed: one of ORDERS; seed also sets where "changing" starts."""
         self._library.emulator_set_order(ORDERS[order], seed)
@@ -114,7 +123,8 @@ class Library:
 
 def load_from(path: Path) -> ModuleType:
     """Import a library that build() linked. The module has its Library as `emulator`."""
-    spec = importlib.util.spec_from_file_location("superl8_emulator._C", path)
+    # A name of its own for each library: pybind11 gives the first module back for a name it has seen.
+    spec = importlib.util.spec_from_file_location(f"{path.parent.name}._C", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     module.emulator = Library(path)

@@ -361,6 +361,19 @@ EXPORT void emulator_set_order(int order, unsigned seed) {
     emulator::shuffler.seed(seed);
 }
 
+// Launches a kernel that has no launcher. Returns null, or the error's text until the next call.
+EXPORT const char* emulator_launch(const char* symbol, const unsigned* grid, unsigned threads, unsigned shared_bytes,
+                                   void* params) {
+    static std::string error;
+    try {
+        launch_raw(symbol, Dim3{grid[0], grid[1], grid[2]}, threads, shared_bytes, 0, params);
+        return nullptr;
+    } catch (const std::exception& raised) {
+        error = raised.what();
+        return error.c_str();
+    }
+}
+
 EXPORT void emulator_set_shared(int count, const uint64_t* offsets, const uint64_t* bytes) {
     emulator::shared_variables.clear();
     for (int i = 0; i < count; i++) emulator::shared_variables.push_back({offsets[i], bytes[i]});

@@ -38,7 +38,8 @@ class Fiber {
 #endif
 #if defined(__x86_64__)
         // From the top: padding, a return address that is never used, entry, six saved registers.
-        auto* top = (uintptr_t*)(stack_ + STACK_BYTES) - 2;
+        // At entry the stack pointer is 8 beyond a multiple of 16, as after a call.
+        auto* top = (uintptr_t*)(stack_ + STACK_BYTES) - 3;
         top[0] = 0;
         top[-1] = (uintptr_t)entry;
         for (int i = 2; i <= 7; i++) top[-i] = 0;

@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Runs Python with AddressSanitizer loaded first, as the sanitized build of the emulator needs it."""
+
+import os
+import subprocess
+import sys
+
+from emulator import HERE, builder
+
+
+def run_sanitized(arguments: list[str], timeout_s: float) -> subprocess.CompletedProcess:
+    """Run `python *arguments` with the sanitizers in force; stdout and stderr come back together, as text.
+
+    What the process needs of the emulator should be built before, or the compiler runs under the sanitizer too.
+    """
+    compiler = builder().gxx().split()
+    library = subprocess.run([*compiler, "-print-file-name=libasan.so"], capture_output=True, text=True).stdout.strip()
+    environment = {
+        **os.environ,
+        "LD_PRELOAD": library,
+        # Python's own memory is not freed at exit, and fibers have no fake stacks.
+        "ASAN_OPTIONS": "detect_leaks=0:detect_stack_use_after_return=0:halt_on_error=1",
+        "UBSAN_OPTIONS": "print_stacktrace=1",
+        "PYTHONMALLOC": "malloc",  # every buffer gets its own guarded block
+        "PYTHONPATH": os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")]),
+        "SUPERL8_EMULATOR_SANITIZE": "1",
+    }
+    return subprocess.run(
+        [sys.executable, *arguments], env=environment, text=True, timeout=timeout_s,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=HERE.parents[1],
+    )  # fmt: skip
