@@ -7,9 +7,12 @@ load, SUPERL8_DISABLE_KERNELS=1) they take the reference, and the log says so on
 shapes and dtypes to tracing (torch.compile). This is the only file that imports the compiled module.
 """
 
+import importlib.util
 import logging
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
 
 import torch
@@ -51,7 +54,23 @@ def _load() -> tuple[ModuleType | None, str]:
         from vllm_superl8 import _C
     except ImportError as error:
         return None, f"vllm_superl8._C does not import: {error}"
-    return _C, ""
+    reason = _stale(_C.build_info()["source_hash"])
+    return (None, reason) if reason else (_C, "")
+
+
+def _stale(built_from: str) -> str:
+    """In a checkout: why an extension built from sources of this hash is not to be used, or "". Installed: ""."""
+    root = Path(__file__).resolve().parents[2]
+    path = root / "csrc" / "build.py"
+    if not path.exists() or not (root / "pyproject.toml").exists():
+        return ""
+    spec = importlib.util.spec_from_file_location("superl8_build", path)
+    build = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(build)
+    now = build.source_hash()
+    if now == built_from:
+        return ""
+    return f"vllm_superl8._C is stale: made from sources {built_from}, csrc/ is {now}; run python csrc/build.py"
 
 
 COMPILED, NO_KERNELS_REASON = _load()
