@@ -34,8 +34,6 @@ class Kernels:
 def _cuda_kernels() -> Kernels:
     from vllm_superl8.ops import registry
 
-    if not torch.cuda.is_available():
-        pytest.skip("torch sees no CUDA device")
     assert registry.COMPILED is not None, registry.NO_KERNELS_REASON
     return Kernels("cuda", registry.COMPILED, torch.device("cuda"))
 
@@ -56,3 +54,9 @@ def kernels(request) -> Iterator[Kernels]:
         yield found
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Tests marked gpu are skipped where there is none."""
+    if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+        pytest.skip("torch sees no CUDA device")
