@@ -5,8 +5,8 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
-SYMTAB = 2
-NOBITS = 8
+SYMTAB, DYNAMIC, NOBITS = 2, 6, 8
+NEEDED = 1
 OBJECT, FUNCTION = 1, 2
 WRITABLE = 1
 
@@ -48,6 +48,17 @@ def sections(path: Path) -> list[Section]:
         Section(_text(names, name), kind, flags, b"" if kind == NOBITS else data[offset : offset + size], link)
         for name, kind, flags, _, offset, size, link, *_ in rows
     ]
+
+
+def needed(path: Path) -> list[str]:
+    """Names of the shared libraries that a library is linked with."""
+    table = sections(path)
+    found = []
+    for section in table:
+        if section.kind == DYNAMIC:
+            names = table[section.link].data
+            found += [_text(names, value) for tag, value in struct.iter_unpack("<QQ", section.data) if tag == NEEDED]
+    return found
 
 
 def symbols(path: Path) -> list[Symbol]:
