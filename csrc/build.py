@@ -250,7 +250,7 @@ def compile_image(image: Image, wanted: list[str]) -> Path:
         for kernel, used in resources.get(arch, {}).items():
             if used["spills"]:
                 raise BuildError(
-                    f"{image.source.relative_to(ROOT)}: {kernel} spills {used['spills']} bytes of registers on {arch} "
+                    f"{image.source.name}: {kernel} spills {used['spills']} bytes of registers on {arch} "
                     f"({used['registers']} in use). Give a thread less to hold, or relax its launch bounds"
                 )
     return entry
