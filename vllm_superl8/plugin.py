@@ -51,6 +51,8 @@ def register() -> None:
     if problems := compat.problems():
         raise RuntimeError(" ".join(problems))
 
+    _log_as_vllm_does()
+
     from vllm_superl8 import ops  # noqa: F401  (defines torch.ops.superl8)
     from vllm_superl8.attention import kv_cache
     from vllm_superl8.attention import register as register_attention
@@ -59,3 +61,13 @@ def register() -> None:
     kv_cache.register()
     register_attention()
     register_quantization()
+
+
+def _log_as_vllm_does() -> None:
+    """Give our messages vLLM's handlers and level; vLLM sets up its own loggers only."""
+    from vllm.logger import init_logger
+
+    ours, theirs = logging.getLogger("vllm_superl8"), init_logger("vllm")
+    if not ours.handlers and theirs.handlers:
+        ours.handlers, ours.propagate = list(theirs.handlers), theirs.propagate
+        ours.setLevel(theirs.level)

@@ -12,6 +12,7 @@ import os
 import re
 import struct
 from dataclasses import dataclass
+from itertools import pairwise
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -259,7 +260,7 @@ class _Reader:
                 self.refuse(f"{what} would end at byte {end} of {self.size}; {DAMAGED}")
             tensors[name] = tensor
         in_order = sorted(tensors.values(), key=lambda tensor: tensor.offset)
-        for before, after in zip(in_order, in_order[1:], strict=False):
+        for before, after in pairwise(in_order):
             if before.offset + before.nbytes > after.offset:
                 self.refuse(f"tensors {before.name} and {after.name} overlap; {DAMAGED}")
         return tensors

@@ -62,9 +62,8 @@ def write_tokenizer(header: Header, folder: Path) -> None:
     fields = Metadata(header)
     backend = _backend(fields)
     tokens = fields.tokens()
-    special = {
-        name: None if (index := fields.token_id(key)) is None else tokens[index] for name, key in SPECIAL.items()
-    }
+    ids = {name: fields.token_id(key) for name, key in SPECIAL.items()}
+    special = {name: None if index is None else tokens[index] for name, index in ids.items()}
     add_bos, add_eos = _adds(fields, "bos", _adds_bos_unless_told(fields)), _adds(fields, "eos", False)
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=backend,
@@ -88,9 +87,7 @@ def _backend(fields: Metadata) -> Tokenizer:
     try:
         from transformers.integrations.gguf import convert_gguf_tokenizer
     except ImportError as error:
-        raise ImportError(
-            "superl8 reads GGUF tokenizers with transformers 5.20: pip install 'transformers<5.21'"
-        ) from error
+        raise ImportError("GGUF tokenizers are read with transformers 5.20: pip install 'transformers<5.21'") from error
     try:
         backend, _ = convert_gguf_tokenizer(fields.architecture, given)
     except Exception as error:  # tokenizers raises bare Exception

@@ -12,7 +12,6 @@ from functools import wraps
 
 from vllm.engine.arg_utils import EngineArgs
 
-
 _installed: Callable | None = None
 
 

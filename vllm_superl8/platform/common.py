@@ -26,6 +26,9 @@ def pre_register() -> None:
     """Settings that must stand before vLLM builds its configuration."""
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+    from vllm_superl8.quant import gguf
+
+    gguf.register()  # again: another plugin may have patched the same method since
 
 
 def import_ir_kernels() -> None:

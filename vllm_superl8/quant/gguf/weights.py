@@ -71,7 +71,8 @@ def weights(header: Header, hf_config: Any, dtype: torch.dtype) -> Iterator[tupl
     """(name, tensor) as the Hugging Face checkpoint has them, in `dtype`, each read when it is asked for."""
     _log_types(header, dtype)
     names, transform = _adapter(header, hf_config)
-    yield from transform(_named(header, names, hf_config, dtype))
+    for name, value in transform(_named(header, names, hf_config, dtype)):
+        yield name, value.to(dtype)
 
 
 def _named(header: Header, names: dict[str, str], hf_config: Any, dtype: torch.dtype) -> Iterator:
@@ -80,7 +81,7 @@ def _named(header: Header, names: dict[str, str], hf_config: Any, dtype: torch.d
     for tensor in header.tensors.values():
         if tensor.name in IN_CONFIG:
             continue
-        # Norms are kept exact until the adapter has shifted them.
+        # Norms stay exact until the adapter has taken 1 off them, where it does.
         value = read(tensor, torch.float32 if len(tensor.shape) == 1 else dtype)
         kind = tensor.name.split(".")[-2]
         if paired and kind in heads:
