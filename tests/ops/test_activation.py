@@ -76,7 +76,7 @@ def test_act_and_mul_is_the_formula(kernels, name, n, dtype):
     x = data(3, 2 * n, dtype=dtype, device=kernels.device)
     gate, up = (x[:, ::2], x[:, 1::2]) if name == "swigluoai" else x.chunk(2, -1)
     want = torch.tensor(
-        [[formula(*pair) for pair in zip(*rows, strict=True)] for rows in zip(gate.tolist(), up.tolist())]
+        [[formula(*pair) for pair in zip(*rows, strict=True)] for rows in zip(gate.tolist(), up.tolist(), strict=True)]
     )
     for run in (kernels.run, lambda op, *args: OPS[op].reference(*args)):
         out = torch.empty(3, n, dtype=dtype, device=kernels.device)

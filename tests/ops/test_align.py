@@ -98,11 +98,11 @@ def test_moe_align_keeps_adapters_apart(kernels, tokens):
 def test_moe_align_refuses_what_does_not_fit(kernels):
     ids = torch.zeros(2, 2, dtype=torch.int64, device=kernels.device)
     outs = [empty(16, device=kernels.device), empty(4, device=kernels.device), empty(1, device=kernels.device)]
-    with pytest.raises(ValueError, match="expert_ids is torch.int64"):
+    with pytest.raises(ValueError, match=r"expert_ids is torch\.int64"):
         kernels.run("moe_align", ids, 4, 4, outs[0], outs[1].long(), outs[2])
     with pytest.raises(ValueError, match="token_adapter, adapters and adapter_enabled belong together"):
         kernels.run("moe_align", ids, 4, 4, *outs, None, None, torch.zeros(2, dtype=torch.int32))
     with pytest.raises(ValueError, match="got 4000 experts"):
         kernels.run("moe_align", ids, 4000, 4, *outs)
-    with pytest.raises(ValueError, match="topk_ids are torch.float32"):
+    with pytest.raises(ValueError, match=r"topk_ids are torch\.float32"):
         kernels.run("moe_align", ids.float(), 4, 4, *outs)

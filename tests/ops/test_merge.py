@@ -61,7 +61,7 @@ def test_merge_attn_states_takes_what_attended_nothing(kernels):
 
 @pytest.mark.parametrize("with_prefix", [0, 2, 5])
 def test_merge_attn_states_copies_tokens_without_a_prefix(kernels, with_prefix):
-    (prefix, suffix), want, want_lse = halves(5, 2, 16, torch.float16, kernels.device)
+    (prefix, suffix), want, _ = halves(5, 2, 16, torch.float16, kernels.device)
     for run in (kernels.run, lambda op, *args: OPS[op].reference(*args)):
         out, lse = torch.empty_like(prefix[0]), torch.empty_like(prefix[1])
         run("merge_attn_states", out, lse, *prefix, *suffix, with_prefix)
