@@ -6,15 +6,12 @@ import importlib.util
 import os
 import platform
 import shutil
-import sys
 import sysconfig
 from importlib import metadata
 from pathlib import Path
 
 from vllm_superl8 import compat
 from vllm_superl8.tools.checks import Finding
-
-CHECKOUT = Path(__file__).resolve().parents[3]
 
 
 def versions() -> list[Finding]:
@@ -94,21 +91,7 @@ def extension(target: str) -> list[Finding]:
         return [Finding("kernels", "slow", text, advice)]
     info = registry.COMPILED.build_info()
     text = f"{len(info['kernels'])} kernels in {len(info['images'])} images for {' '.join(info['archs'])}"
-    if stale := _stale(info["source_hash"]):
-        return [Finding("kernels", "slow", f"{text}, {stale}", "python csrc/build.py")]
     return [Finding("kernels", "ok", text)]
-
-
-def _stale(built_from: str) -> str:
-    """Why the extension is older than the sources beside it; empty if it is not, or if there are none."""
-    build = CHECKOUT / "csrc" / "build.py"
-    if not build.exists():
-        return ""
-    spec = importlib.util.spec_from_file_location("superl8_build", build)
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    sources = module.source_hash()
-    return "" if sources == built_from else f"built from other sources ({built_from}) than csrc/ holds ({sources})"
 
 
 def triton(target: str) -> list[Finding]:
