@@ -28,7 +28,7 @@ def test_named_commands_exist(document):
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_named_files_exist(document):
-    for name in re.findall(r"`((?:csrc|vllm_superl8|tests|docs|benchmarks)/[\w./]+)", document.read_text()):
+    for name in re.findall(r"`((?:csrc|vllm_superl8|tests|docs|benchmarks)/[\w./]+)[`:\s]", document.read_text()):
         assert (ROOT / name.rstrip(".:")).exists(), f"{document.name} names {name}"
 
 
