@@ -49,7 +49,7 @@ def rejection_greedy_sample(
         targets = torch.where(accepted, drafts, targets)
     else:
         accepted = drafts == targets
-    chosen = is_greedy_ptr if is_greedy_ptr is not None else torch.ones_like(exists[:, 0])
+    chosen = is_greedy_ptr if is_greedy_ptr is not None else exists.new_ones(exists.shape[0])
     _store(output, chosen, targets, accepted, exists, bonus_token_ids_ptr.long())
 
 
