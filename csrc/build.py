@@ -15,30 +15,26 @@ Environment:
     SUPERL8_PURE_PYTHON   1 makes a wheel without the extension: every op runs its torch reference
 """
 
-import hashlib
 import importlib.metadata
 import importlib.util
 import json
 import os
 import re
-import shutil
-import subprocess
 import sys
 import sysconfig
 import tempfile
 import time
 import tomllib
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 CSRC = Path(__file__).resolve().parent
 ROOT = CSRC.parent
 LAYOUT = ROOT / "vllm_superl8" / "formats" / "layout.py"
 DEFAULT_ARCHS = "sm_70 compute_70"
-NO_SPILL_ARCHS = ("sm_70",)
-CACHE_DAYS = 30
+NO_SPILL_ARCH = "sm_70"
 
 NVRTC = ("nvidia-cuda-nvrtc-cu12", "nvidia/cuda_nvrtc/lib/libnvrtc.so.12")
 NVFATBIN = ("nvidia-nvfatbin-cu12", "nvidia/nvfatbin/lib/libnvfatbin.so.12")
@@ -50,8 +46,16 @@ CUDA_INCLUDES = (
 )
 
 
-class BuildError(Exception):
-    """Stops the build; the message says what is wrong and what to do."""
+def load_file(name: str, path: Path) -> ModuleType:
+    """Import a Python file that is in no package."""
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+toolchain = load_file("superl8_toolchain", CSRC / "toolchain.py")
+BuildError = toolchain.BuildError
 
 
 @dataclass(frozen=True)
@@ -73,12 +77,9 @@ class Image:
 # ---- what there is to build
 
 
-def layout():
-    """The module formats/layout.py, loaded by path so that the package (and torch) need not be importable."""
-    spec = importlib.util.spec_from_file_location("superl8_layout", LAYOUT)
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def layout() -> ModuleType:
+    """formats/layout.py, read so that neither the package nor torch has to be importable."""
+    return load_file("superl8_layout", LAYOUT)
 
 
 def kernel_sources() -> list[Path]:
@@ -100,7 +101,7 @@ def source_hash() -> str:
     """Hash of every file that the extension is made of; stamped into it, so that a stale one can be told."""
     files = sorted(path for path in CSRC.rglob("*") if path.suffix in (".cu", ".cuh", ".h", ".cpp", ".py"))
     parts = [f"{path.relative_to(ROOT)}\0{path.read_text()}" for path in [*files, LAYOUT]]
-    return digest(*parts)[:16]
+    return toolchain.digest(*parts)[:16]
 
 
 def version() -> str:
@@ -116,81 +117,6 @@ def archs() -> list[str]:
     return list(dict.fromkeys(names))
 
 
-# ---- tools
-
-
-def wheel_file(dist: str, path: str) -> Path:
-    """A file of an installed build requirement. Raises BuildError with the command that installs it."""
-    try:
-        found = Path(str(importlib.metadata.distribution(dist).locate_file(path)))
-    except importlib.metadata.PackageNotFoundError:
-        found = None
-    if found is None or not found.exists():
-        requires = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
-        wanted = " ".join(f"'{name}'" for name in requires)
-        what = f"{dist} is not installed" if found is None else f"{dist} has no {path}"
-        raise BuildError(f"{what}. Build with `pip install .`, or install what it uses: pip install {wanted}")
-    return found
-
-
-def gxx() -> str:
-    """The host compiler: $CXX or g++. Raises BuildError if there is none."""
-    name = os.environ.get("CXX", "g++")
-    if not shutil.which(name.split()[0]):
-        raise BuildError(
-            f"the C++ compiler {name!r} is not on PATH. Install it (Debian, Ubuntu: apt-get install g++), or set "
-            "SUPERL8_PURE_PYTHON=1 for a package without kernels, which runs everything through torch"
-        )
-    return name
-
-
-def run(command: list[str], what: str) -> str:
-    """Run a command and return its output. Raises BuildError with the command's own words if it fails."""
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        raise BuildError(f"{what} does not compile:\n{done.stderr or done.stdout}")
-    if done.stderr.strip():
-        print(done.stderr.strip(), file=sys.stderr)
-    return done.stdout
-
-
-# ---- cache
-
-
-def digest(*parts: str) -> str:
-    return hashlib.sha256("\0\0".join(parts).encode()).hexdigest()
-
-
-def cache_folder() -> Path:
-    return Path(os.environ.get("SUPERL8_BUILD_CACHE") or Path.home() / ".cache" / "superl8" / "build")
-
-
-def cached(key: str, make: Callable[[Path], None]) -> Path:
-    """Folder of the cache entry `key`; `make(folder)` fills it if it is new. Safe against parallel builds."""
-    entry = cache_folder() / key
-    if entry.exists():
-        os.utime(entry)
-        return entry
-    entry.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=entry.parent, prefix=".new-") as work:
-        fresh = Path(work) / "entry"
-        fresh.mkdir()
-        make(fresh)
-        try:
-            fresh.rename(entry)
-        except OSError:
-            if not entry.exists():  # else another build was first, with the same content
-                raise
-    return entry
-
-
-def prune_cache() -> None:
-    limit = time.time() - CACHE_DAYS * 86400
-    for entry in cache_folder().iterdir():
-        if entry.stat().st_mtime < limit:
-            shutil.rmtree(entry, ignore_errors=True)
-
-
 def generated_headers() -> Path:
     """Folder with format_layout.h (the format table) and host_halves.h (the list of .cu files)."""
     halves = "".join(f'#include "{source.relative_to(CSRC)}"\n' for source in kernel_sources())
@@ -200,22 +126,7 @@ def generated_headers() -> Path:
         for name, text in files.items():
             (folder / name).write_text(text)
 
-    return cached("headers-" + digest(*files.values())[:32], make)
-
-
-def inclusion(source: Path, folders: list[Path]) -> Iterator[str]:
-    """Text of a source file and of every project file that it includes, each once."""
-    pending, seen = [source], set()
-    while pending:
-        path = pending.pop()
-        if path in seen:
-            continue
-        seen.add(path)
-        text = path.read_text()
-        yield f"{path.name}\0{text}"
-        for name in re.findall(r'^\s*#\s*include\s+"([^"]+)"', text, re.MULTILINE):
-            found = [folder / name for folder in (path.parent, *folders) if (folder / name).exists()]
-            pending += found[:1]
+    return toolchain.cached("headers-" + toolchain.digest(*files.values())[:32], make)
 
 
 # ---- the steps
@@ -227,51 +138,34 @@ def compile_image(image: Image, wanted: list[str]) -> Path:
     Raises BuildError if it does not compile, or if a kernel spills registers on sm_70.
     """
     headers = generated_headers()
-    includes = [CSRC, headers, *(wheel_file(*item) for item in CUDA_INCLUDES)]
+    includes = [CSRC, headers, *(toolchain.wheel_file(*item) for item in CUDA_INCLUDES)]
     # 177: constants that only the host half uses
     defines = ["--std=c++17", "--diag-suppress=177", *image.defines]
     wheels = [f"{dist} {importlib.metadata.version(dist)}" for dist, _ in (NVRTC, NVFATBIN, *CUDA_INCLUDES)]
-    key = digest(*inclusion(image.source, [CSRC, headers]), *defines, *wanted, *wheels, (CSRC / "nvrtc.py").read_text())
+    key = toolchain.digest(
+        *toolchain.inclusion(image.source, [CSRC, headers]), *defines, *wanted, *wheels, (CSRC / "nvrtc.py").read_text()
+    )
 
     def make(folder: Path) -> None:
         request = {
             "source": str(image.source),
             "archs": wanted,
             "options": [*defines, *(f"--include-path={path}" for path in includes)],
-            "nvrtc": str(wheel_file(*NVRTC)),
-            "nvfatbin": str(wheel_file(*NVFATBIN)),
+            "nvrtc": str(toolchain.wheel_file(*NVRTC)),
+            "nvfatbin": str(toolchain.wheel_file(*NVFATBIN)),
             "out": str(folder),
         }
-        run([sys.executable, str(CSRC / "nvrtc.py"), json.dumps(request)], f"image {image.name}")
+        toolchain.run([sys.executable, str(CSRC / "nvrtc.py"), json.dumps(request)], f"image {image.name}")
 
-    entry = cached(f"image-{image.name}-{key[:32]}", make)
+    entry = toolchain.cached(f"image-{image.name}-{key[:32]}", make)
     resources = json.loads((entry / "kernels.json").read_text())["resources"]
-    for arch in NO_SPILL_ARCHS:
-        for kernel, used in resources.get(arch, {}).items():
-            if used["spills"]:
-                raise BuildError(
-                    f"{image.source.name}: {kernel} spills {used['spills']} bytes of registers on {arch} "
-                    f"({used['registers']} in use). Give a thread less to hold, or relax its launch bounds"
-                )
+    for kernel, used in resources.get(NO_SPILL_ARCH, {}).items():
+        if used["spills"]:
+            raise BuildError(
+                f"{image.source.name}: {kernel} spills {used['spills']} bytes of registers on {NO_SPILL_ARCH} "
+                f"({used['registers']} in use). Give a thread less to hold, or relax its launch bounds"
+            )
     return entry
-
-
-def compile_object(source: Path, flags: list[str], keep_lines: bool = False) -> Path:
-    """Object file of one C++ (or .cu, for the emulator) source, keyed by its preprocessed text.
-
-    keep_lines  also let line numbers into the key, for objects with debug information
-    """
-    compiler = gxx()
-    command = [*compiler.split(), "-std=c++17", "-fPIC", "-x", "c++", *flags]
-    text = run([*command, "-E", *([] if keep_lines else ["-P"]), str(source)], str(source.name))
-    shared_flags = [flag for flag in flags if not flag.startswith("-I")]
-    compiler_version = run([*compiler.split(), "--version"], compiler)
-    key = digest(text, *shared_flags, compiler_version)
-    entry = cached(
-        f"object-{source.stem}-{key[:32]}",
-        lambda folder: run([*command, "-c", str(source), "-o", str(folder / "object.o")], source.name) and None,
-    )
-    return entry / "object.o"
 
 
 def host_flags() -> list[str]:
@@ -290,14 +184,14 @@ def host_flags() -> list[str]:
         pybind11.get_include(),
         CSRC,
         generated_headers(),
-        *(wheel_file(*item) for item in CUDA_INCLUDES),
+        *(toolchain.wheel_file(*item) for item in CUDA_INCLUDES),
     ]
     return ["-O2", "-Wall", "-fvisibility=hidden", *(f"-I{path}" for path in includes)]
 
 
 def compile_module() -> Path:
     """Object file of module.cpp with every host half; the emulator of the tests links the same one."""
-    return compile_object(CSRC / "module.cpp", host_flags())
+    return toolchain.compile_object(CSRC / "module.cpp", host_flags())
 
 
 def embedded(entries: dict[str, Path], wanted: list[str]) -> str:
@@ -311,7 +205,7 @@ def embedded(entries: dict[str, Path], wanted: list[str]) -> str:
         )
         lines.append(f'extern "C" const unsigned char image_{name}[];')
         made = json.loads((entry / "kernels.json").read_text())
-        resources = next(iter(made["resources"].values()), {})
+        resources = made["resources"].get(NO_SPILL_ARCH) or next(iter(made["resources"].values()))
         for symbol in made["symbols"]:
             if symbol in info:
                 raise BuildError(f"kernel {symbol} is in image {name} and in image {info[symbol]['image']}")
@@ -352,13 +246,13 @@ def build_extension(target: Path) -> None:
     """Build the extension module at path `target`. Raises BuildError."""
     start = time.monotonic()
     wanted, found = archs(), images()
-    gxx()  # its absence is told before anything else is tried
-    wheel_file(*CUDART)
+    toolchain.gxx()  # its absence is told before anything else is tried
+    toolchain.wheel_file(*CUDART)
     jobs = len(os.sched_getaffinity(0))
     generated_headers()
     with ThreadPoolExecutor(jobs) as pool:
         module = pool.submit(compile_module)
-        launcher = pool.submit(compile_object, CSRC / "launch.cpp", host_flags())
+        launcher = pool.submit(toolchain.compile_object, CSRC / "launch.cpp", host_flags())
         by_size = sorted(found, key=lambda image: -image.source.stat().st_size)
         pending = {image.name: pool.submit(compile_image, image, wanted) for image in by_size}
         try:
@@ -373,16 +267,16 @@ def build_extension(target: Path) -> None:
         table = Path(work) / "embedded.cpp"
         table.write_text(embedded(entries, wanted))
         linked = target.with_suffix(".new")
-        run(
+        toolchain.run(
             [
-                *gxx().split(), "-shared", "-fPIC", "-O2", "-std=c++17", "-fvisibility=hidden", f"-I{CSRC}", str(table),
-                *map(str, objects), str(wheel_file(*CUDART)), "-ldl", "-lrt", "-lpthread",
+                *toolchain.gxx().split(), "-shared", "-fPIC", "-O2", "-std=c++17", "-fvisibility=hidden", f"-I{CSRC}",
+                str(table), *map(str, objects), str(toolchain.wheel_file(*CUDART)), "-ldl", "-lrt", "-lpthread",
                 "-Wl,--exclude-libs,ALL", "-Wl,--gc-sections", "-Wl,-s", "-o", str(linked),
             ],
             "the extension",
         )  # fmt: skip
         linked.rename(target)
-    prune_cache()
+    toolchain.prune_cache()
     print(
         f"superl8: {target.name} with {len(entries)} images for {' '.join(wanted)}, "
         f"{target.stat().st_size / 1e6:.1f} MB, built in {time.monotonic() - start:.0f} s"

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """csrc/build.py: what it builds, what it refuses, what it keeps."""
 
+import importlib.metadata
 import json
 import os
 import shutil
@@ -11,10 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from vllm_superl8.ops import registry
+
 import elf
 import emulator
 
 BUILD = emulator.builder()
+TOOLS = BUILD.toolchain
 SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
 KERNEL = (
     '#include "common/device.cuh"\n#include "extra.cuh"\n'
@@ -65,7 +69,7 @@ def test_architectures_are_checked(monkeypatch):
     monkeypatch.setenv("SUPERL8_ARCHS", "sm_61 sm_70 sm_61")
     assert BUILD.archs() == ["sm_61", "sm_70"]
     monkeypatch.setenv("SUPERL8_ARCHS", "volta")
-    with pytest.raises(BUILD.BuildError, match="'volta' is no architecture; wanted names like sm_70"):
+    with pytest.raises(TOOLS.BuildError, match="'volta' is no architecture; wanted names like sm_70"):
         BUILD.archs()
 
 
@@ -90,7 +94,7 @@ def test_sm_61_has_every_kernel(image):
 
 
 def test_a_compile_error_names_the_line(cache, tmp_path):
-    with pytest.raises(BUILD.BuildError, match=r"(?s)image probe does not.*probe\.cu\(5\): error.*undefined_name"):
+    with pytest.raises(TOOLS.BuildError, match=r"(?s)image probe does not.*probe\.cu\(5\): error.*undefined_name"):
         BUILD.compile_image(image_of(tmp_path, "p.out[0] = undefined_name;"), ["sm_70"])
     assert not list(cache.glob("image-*"))
 
@@ -101,7 +105,7 @@ def test_a_spill_stops_the_build(cache, tmp_path):
         "#pragma unroll\nfor (int i = 0; i < 96; i++) kept[i] = p.out[i * 7 + threadIdx.x];\n__syncthreads();\n"
         "#pragma unroll\nfor (int i = 0; i < 96; i++) p.out[i] = kept[i] * kept[95 - i];\n"
     )
-    with pytest.raises(BUILD.BuildError, match=r"probe spills \d+ bytes of registers on sm_70 \(32 in use\)"):
+    with pytest.raises(TOOLS.BuildError, match=r"probe spills \d+ bytes of registers on sm_70 \(32 in use\)"):
         BUILD.compile_image(image_of(tmp_path, body, bounds="1024, 2"), ["sm_70"])
     assert BUILD.compile_image(image_of(tmp_path, body, bounds="128"), ["sm_70"]).exists()
 
@@ -116,11 +120,11 @@ def test_a_missing_compiler_is_told_with_its_package():
 
 def test_a_missing_nvrtc_is_told_with_the_command(monkeypatch):
     def none(dist):
-        raise BUILD.importlib.metadata.PackageNotFoundError(dist)
+        raise importlib.metadata.PackageNotFoundError(dist)
 
-    monkeypatch.setattr(BUILD.importlib.metadata, "distribution", none)
-    with pytest.raises(BUILD.BuildError, match=r"nvidia-cuda-nvrtc-cu12 is not installed.*pip install .*12\.9\.86"):
-        BUILD.wheel_file(*BUILD.NVRTC)
+    monkeypatch.setattr(importlib.metadata, "distribution", none)
+    with pytest.raises(TOOLS.BuildError, match=r"nvidia-cuda-nvrtc-cu12 is not installed.*pip install .*12\.9\.86"):
+        TOOLS.wheel_file(*BUILD.NVRTC)
 
 
 # ---- what is kept
@@ -128,10 +132,10 @@ def test_a_missing_nvrtc_is_told_with_the_command(monkeypatch):
 
 def test_what_did_not_change_is_not_compiled_again(cache, tmp_path, monkeypatch):
     first = BUILD.compile_image(image_of(tmp_path, "p.out[0] = 1.f;"), ["sm_70"])
-    run = BUILD.run
-    monkeypatch.setattr(BUILD, "run", lambda *_: pytest.fail("compiled again"))
+    run = TOOLS.run
+    monkeypatch.setattr(TOOLS, "run", lambda *_: pytest.fail("compiled again"))
     assert BUILD.compile_image(image_of(tmp_path, "p.out[0] = 1.f;"), ["sm_70"]) == first
-    monkeypatch.setattr(BUILD, "run", run)
+    monkeypatch.setattr(TOOLS, "run", run)
     others = [
         BUILD.compile_image(image_of(tmp_path, "p.out[0] = 2.f;"), ["sm_70"]),
         BUILD.compile_image(image_of(tmp_path, "p.out[0] = 1.f;", extra="// a header changed"), ["sm_70"]),
@@ -143,12 +147,12 @@ def test_what_did_not_change_is_not_compiled_again(cache, tmp_path, monkeypatch)
 def test_host_objects_follow_the_preprocessed_text(cache, tmp_path):
     source = tmp_path / "one.cpp"
     source.write_text("int f() { return 1; }\n")
-    first = BUILD.compile_object(source, ["-O1"])
+    first = TOOLS.compile_object(source, ["-O1"])
     source.write_text("// a comment\nint f() { return 1; }\n")
-    assert BUILD.compile_object(source, ["-O1"]) == first
-    assert BUILD.compile_object(source, ["-O2"]) != first
+    assert TOOLS.compile_object(source, ["-O1"]) == first
+    assert TOOLS.compile_object(source, ["-O2"]) != first
     source.write_text("int f() { return 2; }\n")
-    assert BUILD.compile_object(source, ["-O1"]) != first
+    assert TOOLS.compile_object(source, ["-O1"]) != first
 
 
 # ---- the extension
@@ -197,6 +201,13 @@ def test_extension_is_reproducible(extension, tmp_path):
     again = tmp_path / f"_C{SUFFIX}"
     BUILD.build_extension(again)
     assert again.read_bytes() == extension.read_bytes()
+
+
+def test_an_older_extension_is_not_used():
+    assert registry._stale(BUILD.source_hash()) == ""
+    reason = registry._stale("0123456789abcdef")
+    assert "_C is stale: made from sources 0123456789abcdef" in reason
+    assert reason.endswith("run python csrc/build.py")
 
 
 # ---- packages

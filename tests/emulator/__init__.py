@@ -78,10 +78,12 @@ def build(images: Iterable, *, module: bool = True, sanitize: bool | None = None
     includes = [f"-I{path}" for path in (make.CSRC, HERE, make.generated_headers())]
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         launchers = pool.submit(make.compile_module) if module else None
-        runtime = pool.submit(make.compile_object, HERE / "emulator.cpp", [*RUNTIME, *extra, *includes], sanitize)
+        runtime = pool.submit(
+            make.toolchain.compile_object, HERE / "emulator.cpp", [*RUNTIME, *extra, *includes], sanitize
+        )
         flags = [[*DEVICE, *extra, *includes, *(d for d in image.defines if d != "-DDEVICE_HALF")] for image in images]
         device = [
-            pool.submit(make.compile_object, image.source, own, sanitize)
+            pool.submit(make.toolchain.compile_object, image.source, own, sanitize)
             for image, own in zip(images, flags, strict=True)
         ]
         device_objects = [future.result() for future in device]
@@ -89,11 +91,11 @@ def build(images: Iterable, *, module: bool = True, sanitize: bool | None = None
 
     def link(folder: Path) -> None:
         library = folder / "_C.so"
-        command = [*make.gxx().split(), "-shared", *extra, *map(str, objects), "-ldl", "-o", str(library)]
-        make.run(command, "the emulator")
+        command = [*make.toolchain.gxx().split(), "-shared", *extra, *map(str, objects), "-ldl", "-o", str(library)]
+        make.toolchain.run(command, "the emulator")
         (folder / "shared.json").write_text(json.dumps(_shared_variables(library, device_objects)))
 
-    return make.cached("emulator-" + make.digest(*map(str, objects), *extra)[:32], link) / "_C.so"
+    return make.toolchain.cached("emulator-" + make.toolchain.digest(*map(str, objects), *extra)[:32], link) / "_C.so"
 
 
 class Library:

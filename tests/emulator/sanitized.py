@@ -13,11 +13,15 @@ def run_sanitized(arguments: list[str], timeout_s: float) -> subprocess.Complete
 
     What the process needs of the emulator should be built before, or the compiler runs under the sanitizer too.
     """
-    compiler = builder().gxx().split()
-    library = subprocess.run([*compiler, "-print-file-name=libasan.so"], capture_output=True, text=True).stdout.strip()
+    compiler = builder().toolchain.gxx().split()
+    # libstdc++ too: without it the sanitizer finds no exceptions to intercept, and a launcher's ValueError ends the process
+    libraries = [
+        subprocess.run([*compiler, f"-print-file-name={name}"], capture_output=True, text=True).stdout.strip()
+        for name in ("libasan.so", "libstdc++.so")
+    ]
     environment = {
         **os.environ,
-        "LD_PRELOAD": library,
+        "LD_PRELOAD": " ".join(libraries),
         # Python's own memory is not freed at exit, and fibers have no fake stacks.
         "ASAN_OPTIONS": "detect_leaks=0:detect_stack_use_after_return=0:halt_on_error=1",
         "UBSAN_OPTIONS": "print_stacktrace=1",

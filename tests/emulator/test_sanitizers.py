@@ -34,7 +34,9 @@ def test_sanitizers_stop_a_broken_kernel(kernel, threads, shared_bytes, n, findi
 def test_kernels_are_clean_under_sanitizers():
     emulator.build(emulator.builder().images(), sanitize=True)
     done = run_sanitized(
-        ["-m", "pytest", "-q", "-x", "tests/ops", "-m", "not gpu and not slow", "-p", "no:cacheprovider"], timeout_s=600
+        # --capture=sys leaves the sanitizer's own report alone
+        ["-m", "pytest", "-v", "-x", "--capture=sys", "tests/ops", "-m", "not gpu and not slow"],
+        timeout_s=600,
     )
     assert done.returncode == 0, done.stdout[-8000:]
     assert " passed" in done.stdout
