@@ -118,6 +118,13 @@ def _alias(x, address, device):
     return torch.empty(0, dtype=x.dtype, device=device).set_(storage, x.storage_offset(), x.shape, x.stride())
 
 
+def _keeping_alias(x, address, device):
+    """An alias that x outlives, however the alias is passed on: its storage holds x."""
+    alias = _alias(x, address, device)
+    alias.untyped_storage().source = x
+    return alias
+
+
 def _weak_ref_tensor(x):
     """A tensor on x's memory that does not keep it alive, for CUDA graph outputs."""
     return _alias(x, x.untyped_storage().data_ptr(), x.device)
@@ -133,9 +140,7 @@ def _cuda_view(x):
         return torch.empty(x.shape, dtype=x.dtype, device=device)
     if not x.is_pinned():
         x = x.pin_memory()
-    view = _alias(x, driver.device_address(x.untyped_storage().data_ptr()), device)
-    view.untyped_storage().source = x  # lives as long as the memory that it stands for is in use
-    return view
+    return _keeping_alias(x, driver.device_address(x.untyped_storage().data_ptr()), device)
 
 
 def _cuda_like(x):
