@@ -20,7 +20,8 @@ def quantize(x: torch.Tensor, group_size: int) -> tuple[torch.Tensor, torch.Tens
     if group_size != -1 and (group_size < 1 or k % group_size):
         raise ValueError(f"int8.quantize: group_size {group_size} does not divide rows of {k}")
     grouped = x.float().unflatten(-1, (1, k) if group_size == -1 else (k // group_size, group_size))
-    scales = grouped.abs().amax(-1) / CODE_MAX
+    amax = grouped.abs().amax(-1)
+    scales = amax / torch.full_like(amax, CODE_MAX)  # by a plain number, CUDA would multiply by its inverse
     scales = torch.where(scales == 0, torch.ones_like(scales), scales)
     codes = torch.round(grouped / scales.unsqueeze(-1)).nan_to_num(0.0).clamp(-CODE_MAX, CODE_MAX)
     return codes.to(torch.int8).flatten(-2), scales

@@ -8,10 +8,14 @@ import torch
 _LIBRARIES: dict[str, torch.library.Library] = {}
 
 
-def define(namespace: str, schema: str, implementation: Callable, fake: Callable | None = None) -> None:
+def _returns_nothing(*_, **__) -> None:
+    return None
+
+
+def define(namespace: str, schema: str, implementation: Callable, fake: Callable | None = _returns_nothing) -> None:
     """Define namespace::schema for every device, unless an extension has.
 
-    fake defaults to an operator that returns nothing.
+    fake gives the outputs' shapes; None leaves it to vLLM, which registers its own for some operators that it finds.
     """
     name = schema.split("(")[0]
     if hasattr(getattr(torch.ops, namespace), name):
@@ -19,4 +23,5 @@ def define(namespace: str, schema: str, implementation: Callable, fake: Callable
     library = _LIBRARIES.setdefault(namespace, torch.library.Library(namespace, "FRAGMENT"))
     library.define(schema)
     library.impl(name, implementation, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"{namespace}::{name}", fake or (lambda *_, **__: None), lib=library)
+    if fake is not None:
+        torch.library.register_fake(f"{namespace}::{name}", fake, lib=library)

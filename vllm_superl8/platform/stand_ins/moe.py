@@ -30,7 +30,7 @@ def define(device: str) -> None:
         "grouped_topk(Tensor scores, int num_groups, int topk_group, int topk, bool renormalize, float scale, Tensor "
         "bias, int scoring=0) -> (Tensor, Tensor)",
         _grouped_topk,
-        _grouped_topk_outputs,
+        fake=None,
     )
     library.define(
         "_moe_C",
