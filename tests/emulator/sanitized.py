@@ -14,7 +14,7 @@ def run_sanitized(arguments: list[str], timeout_s: float) -> subprocess.Complete
     What the process needs of the emulator should be built before, or the compiler runs under the sanitizer too.
     """
     compiler = builder().toolchain.gxx().split()
-    # libstdc++ too: without it the sanitizer finds no exceptions to intercept, and a launcher's ValueError ends the process
+    # libstdc++ too: else the sanitizer finds no exceptions to intercept, and a launcher that raises ends the process
     libraries = [
         subprocess.run([*compiler, f"-print-file-name={name}"], capture_output=True, text=True).stdout.strip()
         for name in ("libasan.so", "libstdc++.so")

@@ -102,7 +102,7 @@ def test_w8a8_gemm_takes_operands_that_start_anywhere_on_4_bytes(kernels, m):
     assert relative_error(got, product(o)) < arithmetic_limit("w8a8_gemm", torch.float32)
 
 
-@pytest.mark.parametrize("m", [1, 5, 40])
+@pytest.mark.parametrize("m", [1, 9])
 def test_w8a8_gemm_sums_the_longest_rows_without_overflow(kernels, m):
     x, w = torch.full((m, MOST_K), -128, dtype=torch.int8), torch.full((2, MOST_K), -128, dtype=torch.int8)
     w[1] = 127
