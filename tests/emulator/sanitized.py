@@ -28,6 +28,7 @@ def run_sanitized(arguments: list[str], timeout_s: float) -> subprocess.Complete
         "PYTHONMALLOC": "malloc",  # every buffer gets its own guarded block
         "PYTHONPATH": os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")]),
         "SUPERL8_EMULATOR_SANITIZE": "1",
+        "SUPERL8_EMULATOR_ORDER": "reverse",  # another order than the plain run has
     }
     return subprocess.run(
         [sys.executable, *arguments], env=environment, text=True, timeout=timeout_s,
