@@ -56,11 +56,13 @@ def register() -> None:
     from vllm_superl8 import ops  # noqa: F401  (defines torch.ops.superl8)
     from vllm_superl8.attention import kv_cache
     from vllm_superl8.attention import register as register_attention
+    from vllm_superl8.platform import custom_ops
     from vllm_superl8.quant import register as register_quantization
 
     kv_cache.register()
     register_attention()
     register_quantization()
+    custom_ops.register()
 
 
 def _log_as_vllm_does() -> None:
