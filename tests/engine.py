@@ -28,6 +28,7 @@ def engine(model, **options):
         "max_num_seqs": 8,
         "kv_cache_memory_bytes": KV_CACHE_BYTES,
         "enforce_eager": True,
+        "gpu_memory_utilization": 0.1,  # several tests may share a card
         "disable_log_stats": True,
         "max_logprobs": -1,
         "seed": 0,
