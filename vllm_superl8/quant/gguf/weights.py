@@ -1,13 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The tensors of a GGUF model under the names, and in the layout, of its Hugging Face checkpoint.
-
-Names and most changes of layout come from vllm-gguf-plugin's weights adapters. Only their name maps and transforms
-are used: their loading reads the whole header with GGUFReader several times over.
-"""
+"""The tensors of a GGUF model under the names, and in the layout, of its Hugging Face checkpoint."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from types import SimpleNamespace
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -16,19 +11,15 @@ from vllm.logger import init_logger
 from vllm_superl8.checkpoint.gguf_config import architecture_of
 from vllm_superl8.checkpoint.gguf_header import Header
 from vllm_superl8.checkpoint.gguf_tensors import PLAIN, check_types, read
+from vllm_superl8.quant.gguf.naming import checkpoint_shapes, naming
 
 logger = init_logger(__name__)
-
-Weights = Iterable[tuple[str, torch.Tensor]]
 
 IN_CONFIG = ("rope_freqs.weight",)
 """Tensors that say something about the configuration (see checkpoint.gguf_rope) and are no weights."""
 
 ONE_ROW = ".shared_expert_gate.weight"
 """Checkpoint name of a matrix of one row, which llama.cpp stores as a vector."""
-
-FIRST_EXPERT = ".experts.0."
-"""In the adapters' names of a tensor that holds all experts of a layer."""
 
 
 def check(header: Header, config: dict[str, Any]) -> None:
@@ -41,8 +32,8 @@ def check(header: Header, config: dict[str, Any]) -> None:
     check_types(header.tensors.values())
     fields = {key: value for key, value in config.items() if key != "model_type"}
     hf_config = AutoConfig.for_model(config["model_type"], **fields)
-    names, _ = _adapter(header, hf_config)
-    expected = _shapes(hf_config)
+    names, _ = naming(header, hf_config)
+    expected = checkpoint_shapes(hf_config)
     if hf_config.tie_word_embeddings:
         expected.pop("lm_head.weight", None)
     for tensor in header.tensors.values():
@@ -70,7 +61,7 @@ def check(header: Header, config: dict[str, Any]) -> None:
 def weights(header: Header, hf_config: Any, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
     """(name, tensor) as the Hugging Face checkpoint has them, in `dtype`, each read when it is asked for."""
     _log_types(header, dtype)
-    names, transform = _adapter(header, hf_config)
+    names, transform = naming(header, hf_config)
     for name, value in transform(_named(header, names, hf_config, dtype)):
         yield name, value.to(dtype)
 
@@ -97,44 +88,6 @@ def split_rotary_pairs(weight: torch.Tensor, num_heads: int) -> torch.Tensor:
     returns  the same shape: in each head first the first rows of all pairs, then the second ones
     """
     return weight.unflatten(0, (num_heads, -1, 2)).transpose(1, 2).reshape(weight.shape)
-
-
-def _adapter(header: Header, hf_config: Any) -> tuple[dict[str, str], Callable[[Weights], Weights]]:
-    """(names, transform): stored name to checkpoint name, and what remains to be done to named weights."""
-    from vllm_gguf_plugin.weights_adapter import Gemma3GGUFAdapter, get_weights_adapter
-    from vllm_gguf_plugin.weights_adapter.gemma3 import build_gemma3_mapper
-
-    adapter = get_weights_adapter(hf_config)
-    if isinstance(adapter, Gemma3GGUFAdapter):
-        mapper = build_gemma3_mapper(is_multimodal=False)
-        stored = list(header.tensors)
-        return dict(zip(stored, mapper.apply_list(stored), strict=True)), adapter.transform_weight
-    try:
-        names = adapter.build_name_map(SimpleNamespace(hf_config=hf_config, trust_remote_code=False))
-    except RuntimeError as error:
-        raise ValueError(f"{header.path}: vllm-gguf-plugin cannot name its tensors: {error}") from error
-    return names, adapter.map_weights
-
-
-def _shapes(hf_config: Any) -> dict[str, tuple[int, ...]]:
-    """Checkpoint name to shape of all parameters; experts as one tensor a layer, under the adapters' names."""
-    from transformers import AutoModelForCausalLM
-
-    with torch.device("meta"):
-        state = AutoModelForCausalLM.from_config(hf_config).state_dict()
-    shapes = {}
-    for name, value in state.items():
-        shape = tuple(value.shape)
-        layer, experts, which = name.partition(".experts.")
-        if not experts:
-            shapes[name] = shape
-        elif which == "gate_up_proj":
-            count, rows, columns = shape
-            shapes[f"{layer}{FIRST_EXPERT}gate_proj.weight"] = (count, rows // 2, columns)
-            shapes[f"{layer}{FIRST_EXPERT}up_proj.weight"] = (count, rows // 2, columns)
-        else:
-            shapes[f"{layer}{FIRST_EXPERT}{which}.weight"] = shape
-    return shapes
 
 
 def _log_types(header: Header, dtype: torch.dtype) -> None:
