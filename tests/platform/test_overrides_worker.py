@@ -24,8 +24,8 @@ def ints(values, dtype=torch.int32):
 def test_overrides_fit_the_kernels_of_vllm(device):
     """Each target exists, and our parameters are the kernel's, in its order."""
     for name, function in overrides(device).items():
-        if device == "cuda" and "vllm.model_executor" in name:
-            continue  # defined on CUDA only
+        if "_eplb_map_and_record" in name:
+            continue  # vLLM defines it where the platform is CUDA
         host, attribute = dispatcher._resolve_kernel(name)
         wanted = list(dispatcher._kernel_arg_names(vars(host).get(attribute) or getattr(host, attribute)))
         got = list(inspect.signature(function).parameters)
