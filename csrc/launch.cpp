@@ -39,11 +39,11 @@ void check(const std::string& symbol, const char* doing, cudaError_t error) {
 
 // Loading and attributes are allowed while this thread captures a CUDA graph as long as the mode is relaxed.
 class RelaxedCapture {
-  public:
+public:
     RelaxedCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
     ~RelaxedCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
 
-  private:
+private:
     cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
 };
 
@@ -71,7 +71,8 @@ cudaKernel_t load(const std::string& symbol, Kernel& kernel) {
     cudaLibrary_t& library = (*libraries)[kernel.image];
     if (!library)
         check(symbol, "loading its image",
-              cudaLibraryLoadData(&library, embedded_images[kernel.image].data, nullptr, nullptr, 0, nullptr, nullptr, 0));
+              cudaLibraryLoadData(&library, embedded_images[kernel.image].data, nullptr, nullptr, 0, nullptr, nullptr,
+                                  0));
     cudaKernel_t handle;
     check(symbol, "looking it up", cudaLibraryGetKernel(&handle, library, symbol.c_str()));
     cudaFuncAttributes attributes;  // asking for them makes the driver load the code now
@@ -86,8 +87,8 @@ void allow_shared_bytes(const std::string& symbol, Kernel& kernel, cudaKernel_t 
     if (device < MAX_DEVICES && kernel.shared_limit[device].load() >= shared_bytes) return;
     const std::lock_guard<std::mutex> lock(slow_path());
     const RelaxedCapture relaxed;
-    const cudaError_t error = cudaKernelSetAttributeForDevice(handle, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                                              (int)shared_bytes, device);
+    const cudaError_t error =
+        cudaKernelSetAttributeForDevice(handle, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared_bytes, device);
     if (error != cudaSuccess)
         fail(symbol, "asking for ", error, std::to_string(shared_bytes) + " bytes of shared memory");
     if (device < MAX_DEVICES) kernel.shared_limit[device].store(shared_bytes);

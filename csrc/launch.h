@@ -30,10 +30,10 @@ inline std::vector<Binder>& binders() {
 }
 
 // Make a launcher callable from Python under its own name.
-#define REGISTER(launcher)                             \
-    static const bool registered_##launcher = [] {     \
+#define REGISTER(launcher)                                                        \
+    static const bool registered_##launcher = [] {                                \
         binders().push_back([](py::module_& m) { m.def(#launcher, &launcher); }); \
-        return true;                                   \
+        return true;                                                              \
     }();
 
 template <class Params>

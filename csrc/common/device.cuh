@@ -53,11 +53,12 @@ __device__ __forceinline__ uint4 load_stream(const void* address) {
 #define KERNEL_THREADS(symbol, ...)  // the emulator notes the launch bounds here
 #endif
 
-// 16 bytes, or zeros where `valid` is false (nothing is read then). The load stays where it is written: a plain one under
-// an `if` is moved down to its first use, which exposes its latency (worth 2 to 3 % of the large matrix products).
-// load_early goes through L1, load_stream_if is load_stream. The address must be 16-byte aligned.
-// keep() hides a value from the optimiser, which then keeps it in one register instead of deriving it anew.
-// fresh_thread_id() is threadIdx.x, read again: what is computed from it lives no longer than its uses.
+// 16 bytes, or zeros where `valid` is false (nothing is read then). The load stays where it is written: a plain one
+// under an `if` is moved down to its first use, which exposes its latency (2 to 3 % of the large matrix products).
+//   load_early, load_stream_if   through L1, and as load_stream; the address must be 16-byte aligned
+//   keep                         hides a value from the optimiser, which then keeps it in one register instead of
+//                                deriving it anew
+//   fresh_thread_id              threadIdx.x, read again: what is computed from it lives no longer than its uses
 #ifdef EMULATOR
 __device__ __forceinline__ uint4 load_early(const void* address, bool valid) {
     return valid ? *(const uint4*)address : make_uint4(0, 0, 0, 0);
@@ -68,23 +69,25 @@ __device__ __forceinline__ uint4 load_stream_if(const void* address, bool valid)
 __device__ __forceinline__ void keep(uint32_t&) {}
 __device__ __forceinline__ int fresh_thread_id() { return threadIdx.x; }
 #else
-#define LOAD_IF(qualifiers)                                                                 \
-    uint4 v;                                                                                \
-    asm volatile(                                                                           \
-        "{\n .reg .pred p;\n setp.ne.b32 p, %5, 0;\n"                                       \
-        " mov.b32 %0, 0;\n mov.b32 %1, 0;\n mov.b32 %2, 0;\n mov.b32 %3, 0;\n"              \
-        " @p ld.global.nc" qualifiers ".v4.u32 {%0, %1, %2, %3}, [%4];\n}"                  \
-        : "=&r"(v.x), "=&r"(v.y), "=&r"(v.z), "=&r"(v.w)                                    \
-        : "l"(address), "r"((int)valid));                                                   \
+#define LOAD_IF(qualifiers)                                                    \
+    uint4 v;                                                                   \
+    asm volatile(                                                              \
+        "{\n .reg .pred p;\n setp.ne.b32 p, %5, 0;\n"                          \
+        " mov.b32 %0, 0;\n mov.b32 %1, 0;\n mov.b32 %2, 0;\n mov.b32 %3, 0;\n" \
+        " @p ld.global.nc" qualifiers ".v4.u32 {%0, %1, %2, %3}, [%4];\n}"     \
+        : "=&r"(v.x), "=&r"(v.y), "=&r"(v.z), "=&r"(v.w)                       \
+        : "l"(address), "r"((int)valid));                                      \
     return v;
-__device__ __forceinline__ uint4 load_early(const void* address, bool valid) { LOAD_IF("") }
+__device__ __forceinline__ uint4 load_early(const void* address, bool valid){LOAD_IF("")}
 #if __CUDA_ARCH__ >= 700
-__device__ __forceinline__ uint4 load_stream_if(const void* address, bool valid) { LOAD_IF(".L1::no_allocate") }
+__device__ __forceinline__ uint4 load_stream_if(const void* address, bool valid){LOAD_IF(".L1::no_allocate")}
 #else
-__device__ __forceinline__ uint4 load_stream_if(const void* address, bool valid) { LOAD_IF("") }
+__device__ __forceinline__ uint4 load_stream_if(const void* address, bool valid){LOAD_IF("")}
 #endif
 #undef LOAD_IF
-__device__ __forceinline__ void keep(uint32_t& v) { asm volatile("" : "+r"(v)); }
+__device__ __forceinline__ void keep(uint32_t& v) {
+    asm volatile("" : "+r"(v));
+}
 __device__ __forceinline__ int fresh_thread_id() {
     int id;
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(id));
@@ -173,7 +176,7 @@ __device__ __forceinline__ float block_max(float v, float* scratch) {
 
 // Head of a kernel, for a body that reads its parameter struct as `p`: KERNEL(name, Params, launch bounds) { ... }
 // The last arguments are those of __launch_bounds__: threads, and blocks a multiprocessor if that is wanted.
-#define KERNEL(symbol, Params, ...)      \
+#define KERNEL(symbol, Params, ...)     \
     KERNEL_THREADS(symbol, __VA_ARGS__) \
     extern "C" __global__ void __launch_bounds__(__VA_ARGS__) symbol(KERNEL_PARAMETER(Params) p)
 // One kernel for each storage type from a function template `op<T>(params)`: op_fp16, op_bf16, op_fp32.

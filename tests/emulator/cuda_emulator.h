@@ -25,22 +25,14 @@
 
 // ---- vector types
 
-#define VECTOR_TYPES(name, T, bytes)                                                     \
-    struct name##1 {                                                                     \
-        T x;                                                                             \
-    };                                                                                   \
-    struct __align__(2 * bytes) name##2 {                                                \
-        T x, y;                                                                          \
-    };                                                                                   \
-    struct name##3 {                                                                     \
-        T x, y, z;                                                                       \
-    };                                                                                   \
-    struct __align__(4 * bytes > 16 ? 16 : 4 * bytes) name##4 {                          \
-        T x, y, z, w;                                                                    \
-    };                                                                                   \
-    inline name##1 make_##name##1(T x) { return {x}; }                                   \
-    inline name##2 make_##name##2(T x, T y) { return {x, y}; }                           \
-    inline name##3 make_##name##3(T x, T y, T z) { return {x, y, z}; }                   \
+#define VECTOR_TYPES(name, T, bytes)                                             \
+    struct name##1 { T x; };                                                     \
+    struct __align__(2 * bytes) name##2 { T x, y; };                             \
+    struct name##3 { T x, y, z; };                                               \
+    struct __align__(4 * bytes > 16 ? 16 : 4 * bytes) name##4 { T x, y, z, w; }; \
+    inline name##1 make_##name##1(T x) { return {x}; }                           \
+    inline name##2 make_##name##2(T x, T y) { return {x, y}; }                   \
+    inline name##3 make_##name##3(T x, T y, T z) { return {x, y, z}; }           \
     inline name##4 make_##name##4(T x, T y, T z, T w) { return {x, y, z, w}; }
 VECTOR_TYPES(char, signed char, 1)
 VECTOR_TYPES(uchar, unsigned char, 1)
@@ -61,8 +53,21 @@ constexpr int warpSize = 32;
 namespace emulator {
 extern char* dynamic_shared;
 
-enum Wait { SYNCTHREADS, SYNCTHREADS_COUNT, SYNCTHREADS_AND, SYNCTHREADS_OR, SYNCWARP, SHUFFLE, SHUFFLE_UP, SHUFFLE_DOWN,
-            SHUFFLE_XOR, BALLOT, ANY, ALL, MATCH_ANY };
+enum Wait {
+    SYNCTHREADS,
+    SYNCTHREADS_COUNT,
+    SYNCTHREADS_AND,
+    SYNCTHREADS_OR,
+    SYNCWARP,
+    SHUFFLE,
+    SHUFFLE_UP,
+    SHUFFLE_DOWN,
+    SHUFFLE_XOR,
+    BALLOT,
+    ANY,
+    ALL,
+    MATCH_ANY
+};
 
 // Where in the source a thread waits. All threads that wait together have to wait at the same place.
 struct Place {
@@ -98,7 +103,9 @@ inline T shuffle(Wait kind, unsigned mask, T value, int argument, int width, Pla
 }  // namespace emulator
 
 inline void __syncthreads(PLACE_HERE) { emulator::wait_block(emulator::SYNCTHREADS, 0, place); }
-inline int __syncthreads_count(int p, PLACE_HERE) { return emulator::wait_block(emulator::SYNCTHREADS_COUNT, p, place); }
+inline int __syncthreads_count(int p, PLACE_HERE) {
+    return emulator::wait_block(emulator::SYNCTHREADS_COUNT, p, place);
+}
 inline int __syncthreads_and(int p, PLACE_HERE) { return emulator::wait_block(emulator::SYNCTHREADS_AND, p, place); }
 inline int __syncthreads_or(int p, PLACE_HERE) { return emulator::wait_block(emulator::SYNCTHREADS_OR, p, place); }
 inline void __syncwarp(unsigned mask = 0xffffffffu, PLACE_HERE) {

@@ -2,9 +2,9 @@
 // Takes the place of csrc/launch.cpp: runs a grid on the CPU, block after block, with a fiber for each thread.
 //
 // A thread runs until it waits (barrier, shuffle, vote) or ends. A wait of a warp is over when all lanes of its mask
-// wait at the same place of the source; a wait of the block, when all its threads do. When nothing can go on, the launch
-// throws and says where each thread stands. The order in which threads are resumed changes from block to block and
-// launch to launch (forward, reverse, three shuffles) so that a result that depends on it does not stay the same.
+// wait at the same place of the source; a wait of the block, when all its threads do. When nothing can go on, the
+// launch throws and says where each thread stands. The order in which threads are resumed changes from block to block
+// and launch to launch (forward, reverse, three shuffles) so that a result that depends on it does not stay the same.
 // Shared memory is filled with 0xFF (NaN, -1) before each block.
 #include <dlfcn.h>
 
@@ -37,9 +37,9 @@ constexpr unsigned MAX_THREADS = 1024;
 constexpr unsigned MAX_SHARED_BYTES = 96 * 1024;  // of sm_70, dynamic with opt-in
 constexpr size_t CANARY_BYTES = 64;
 constexpr unsigned char POISON = 0xFF, CANARY = 0xA5;
-constexpr const char* WAIT_NAMES[] = {"__syncthreads",    "__syncthreads_count", "__syncthreads_and", "__syncthreads_or",
-                                      "__syncwarp",       "__shfl_sync",         "__shfl_up_sync",    "__shfl_down_sync",
-                                      "__shfl_xor_sync",  "__ballot_sync",       "__any_sync",        "__all_sync",
+constexpr const char* WAIT_NAMES[] = {"__syncthreads",   "__syncthreads_count", "__syncthreads_and", "__syncthreads_or",
+                                      "__syncwarp",      "__shfl_sync",         "__shfl_up_sync",    "__shfl_down_sync",
+                                      "__shfl_xor_sync", "__ballot_sync",       "__any_sync",        "__all_sync",
                                       "__match_any_sync"};
 
 enum State { READY, WAITS_WARP, WAITS_BLOCK, ENDED };
@@ -91,7 +91,9 @@ void stop(const std::string& message) {
     if (failure.empty()) failure = message;
 }
 
-bool same_place(const Place& a, const Place& b) { return a.line == b.line && (a.file == b.file || !strcmp(a.file, b.file)); }
+bool same_place(const Place& a, const Place& b) {
+    return a.line == b.line && (a.file == b.file || !strcmp(a.file, b.file));
+}
 
 std::string describe(const Thread& t) {
     if (t.state == ENDED) return "has ended";
@@ -138,19 +140,34 @@ void finish_warp_wait(unsigned first, unsigned mask) {
         const int width = t.width, own = (int)lane, segment = own & ~(width - 1);
         int source = own;
         switch (kind) {
-            case SHUFFLE: source = segment + (t.argument & (width - 1)); break;
-            case SHUFFLE_UP: source = own - t.argument < segment ? own : own - t.argument; break;
-            case SHUFFLE_DOWN: source = own + t.argument >= segment + width ? own : own + t.argument; break;
-            case SHUFFLE_XOR: source = (own ^ t.argument) >= segment + width ? own : own ^ t.argument; break;
-            case BALLOT: t.result = ballot; continue;
-            case ANY: t.result = ballot != 0; continue;
-            case ALL: t.result = ballot == mask; continue;
+            case SHUFFLE:
+                source = segment + (t.argument & (width - 1));
+                break;
+            case SHUFFLE_UP:
+                source = own - t.argument < segment ? own : own - t.argument;
+                break;
+            case SHUFFLE_DOWN:
+                source = own + t.argument >= segment + width ? own : own + t.argument;
+                break;
+            case SHUFFLE_XOR:
+                source = (own ^ t.argument) >= segment + width ? own : own ^ t.argument;
+                break;
+            case BALLOT:
+                t.result = ballot;
+                continue;
+            case ANY:
+                t.result = ballot != 0;
+                continue;
+            case ALL:
+                t.result = ballot == mask;
+                continue;
             case MATCH_ANY:
                 t.result = 0;
                 for (unsigned other = 0; other < WARP_LANES; other++)
                     if (mask >> other & 1u && pool[first + other]->bits == t.bits) t.result |= 1u << other;
                 continue;
-            default: continue;
+            default:
+                continue;
         }
         if (!(mask >> source & 1u)) {
             stop(where() + ", thread " + std::to_string(first + lane) + ": " + WAIT_NAMES[kind] + " reads lane " +
@@ -292,8 +309,10 @@ int wait_block(Wait kind, int predicate, Place place) {
 uint64_t wait_warp(Wait kind, unsigned mask, uint64_t bits, int argument, int width, Place place) {
     Thread& t = *running;
     t.kind = kind, t.place = place;
-    if (!(mask >> (threadIdx.x % WARP_LANES) & 1u)) fail("%s with mask %08x, which leaves out this lane", WAIT_NAMES[kind], mask);
-    if (width < 1 || width > 32 || (width & (width - 1))) fail("%s with width %d, no power of two up to 32", WAIT_NAMES[kind], width);
+    if (!(mask >> (threadIdx.x % WARP_LANES) & 1u))
+        fail("%s with mask %08x, which leaves out this lane", WAIT_NAMES[kind], mask);
+    if (width < 1 || width > 32 || (width & (width - 1)))
+        fail("%s with width %d, no power of two up to 32", WAIT_NAMES[kind], width);
     t.mask = mask, t.bits = bits, t.argument = argument, t.width = width;
     suspend(WAITS_WARP);
     return t.result;
@@ -312,7 +331,8 @@ void fail(const char* format, ...) {
 
 }  // namespace emulator
 
-void launch_raw(const std::string& symbol, Dim3 grid, unsigned threads, unsigned shared_bytes, uintptr_t, void* params) {
+void launch_raw(const std::string& symbol, Dim3 grid, unsigned threads, unsigned shared_bytes, uintptr_t,
+                void* params) {
     using namespace emulator;
     kernel_name = symbol;
     kernel = (void (*)(const void*))symbol_address(symbol);

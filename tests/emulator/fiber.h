@@ -16,14 +16,16 @@
 #else
 #define FIBER_ASAN 0
 #endif
-#if !defined(__x86_64__)
+#if defined(__x86_64__) && !defined(FIBER_UCONTEXT)
+#define FIBER_ASM
+#else
 #include <ucontext.h>
 #endif
 
 namespace emulator {
 
 class Fiber {
-  public:
+public:
     static constexpr size_t STACK_BYTES = FIBER_ASAN ? 512 * 1024 : 128 * 1024;
 
     Fiber() = default;
@@ -36,7 +38,7 @@ class Fiber {
         __asan_unpoison_memory_region(stack_, STACK_BYTES);
         fake_stack_ = nullptr;
 #endif
-#if defined(__x86_64__)
+#if defined(FIBER_ASM)
         // From the top: padding, a return address that is never used, entry, six saved registers.
         // At entry the stack pointer is 8 beyond a multiple of 16, as after a call.
         auto* top = (uintptr_t*)(stack_ + STACK_BYTES) - 3;
@@ -68,7 +70,7 @@ class Fiber {
 #endif
     }
 
-  private:
+private:
     void allocate() {
         const size_t page = (size_t)sysconf(_SC_PAGESIZE);
         void* memory = mmap(nullptr, STACK_BYTES + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -81,7 +83,7 @@ class Fiber {
     }
 
     char* stack_ = nullptr;
-#if defined(__x86_64__)
+#if defined(FIBER_ASM)
     void* stack_pointer_ = nullptr;
 #else
     ucontext_t context_;
@@ -93,7 +95,7 @@ class Fiber {
 #endif
 };
 
-#if defined(__x86_64__)
+#if defined(FIBER_ASM)
 extern "C" void emulator_switch_stack(void** save, void* load);
 asm(R"(
 .text
@@ -125,7 +127,7 @@ inline void Fiber::switch_to(Fiber& from, Fiber& to, bool last) {
 #else
     (void)last;
 #endif
-#if defined(__x86_64__)
+#if defined(FIBER_ASM)
     emulator_switch_stack(&from.stack_pointer_, to.stack_pointer_);
 #else
     swapcontext(&from.context_, &to.context_);

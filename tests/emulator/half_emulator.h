@@ -33,8 +33,8 @@ inline __half emulated_double2half(double v) {
     const double magnitude = std::fabs(v);
     if (magnitude >= 65520.0) return __half{(uint16_t)(sign | 0x7c00u)};  // halfway beyond the largest half
     int exponent;
-    std::frexp(magnitude, &exponent);  // magnitude = [0.5, 1) * 2^exponent
-    const int scale = exponent - 11 < -24 ? -24 : exponent - 11;         // value of the last place, as a power of 2
+    std::frexp(magnitude, &exponent);                             // magnitude = [0.5, 1) * 2^exponent
+    const int scale = exponent - 11 < -24 ? -24 : exponent - 11;  // value of the last place, as a power of 2
     const uint16_t units = (uint16_t)std::nearbyint(std::ldexp(magnitude, -scale));  // 0 to 2048, ties to even
     if (units == 0) return __half{sign};
     // units below 1024 only where scale is -24: subnormal. 2048 carries into the exponent by itself.
@@ -45,7 +45,8 @@ inline __half __float2half_rn(float v) { return emulated_double2half((double)v);
 inline __half __float2half(float v) { return __float2half_rn(v); }
 inline __half __int2half_rn(int v) { return emulated_double2half((double)v); }
 
-// Sums, products and quotients of halves in float, rounded once more, are the rounded exact ones: 24 >= 2 * 11 + 2 bits.
+// Sums, products and quotients of halves in float, rounded once more, are the rounded exact ones: 24 >= 2 * 11 + 2
+// bits.
 inline __half __hadd(__half a, __half b) { return __float2half_rn(__half2float(a) + __half2float(b)); }
 inline __half __hsub(__half a, __half b) { return __float2half_rn(__half2float(a) - __half2float(b)); }
 inline __half __hmul(__half a, __half b) { return __float2half_rn(__half2float(a) * __half2float(b)); }
@@ -84,7 +85,9 @@ inline __half2 __float2half2_rn(float v) { return __half2half2(__float2half_rn(v
 inline __half2 __hadd2(__half2 a, __half2 b) { return __half2{__hadd(a.x, b.x), __hadd(a.y, b.y)}; }
 inline __half2 __hsub2(__half2 a, __half2 b) { return __half2{__hsub(a.x, b.x), __hsub(a.y, b.y)}; }
 inline __half2 __hmul2(__half2 a, __half2 b) { return __half2{__hmul(a.x, b.x), __hmul(a.y, b.y)}; }
-inline __half2 __hfma2(__half2 a, __half2 b, __half2 c) { return __half2{__hfma(a.x, b.x, c.x), __hfma(a.y, b.y, c.y)}; }
+inline __half2 __hfma2(__half2 a, __half2 b, __half2 c) {
+    return __half2{__hfma(a.x, b.x, c.x), __hfma(a.y, b.y, c.y)};
+}
 inline __half2 __hmax2(__half2 a, __half2 b) { return __half2{__hmax(a.x, b.x), __hmax(a.y, b.y)}; }
 inline __half2 __hmin2(__half2 a, __half2 b) { return __half2{__hmin(a.x, b.x), __hmin(a.y, b.y)}; }
 inline __half2 __hneg2(__half2 v) { return __half2{__hneg(v.x), __hneg(v.y)}; }
