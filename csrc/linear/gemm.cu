@@ -7,15 +7,17 @@
 //
 //   tile     threads  slices of K  blocks an SM  registers, shared bytes (sm_70)
 //   128x128  256      1            2             126, 16.9 KB     large m: reads the least shared memory a dp4a
-//   64x64    256      4            2             122, 35.1 KB     enough warps for m of a few hundred
+//   64x64    256      4            2             127, 35.1 KB     enough warps for m of a few hundred
 //   32x32    128      4            4              95, 18.7 KB     m to 64
 //   16x64    128      4            4             102, 22.8 KB     m to 16
 //   grouped  128x128, 64x64: one block an SM (int32 and fp32 accumulators: 207, 219 registers), 32x64: two (214)
 //
-// 91 to 94 % of the main loop's instructions are dp4a. The scheme reached 95 % of an H200's dp4a rate at
-// 2048x14336x4096, 91 % at 512x4096x14336, 84 % at 256x4096x4096 and 80 % at 64x14336x4096 in a prototype with the
-// same tiles. Lost there: 16x8 and 8x16 outputs a thread, a persistent grid (5 to 7 % slower), 8x4 outputs when
-// grouped. Where k or a pointer is not a multiple of 16 bytes, 64x64_narrow loads 32-bit words; it is not tuned.
+// On sm_70 91 to 94 % of the main loop's instructions are dp4a (75 to 83 % grouped), at most 13 of 512 with all
+// operands in one register bank, and loads stand half a step before their use (64x64 in two phases had them next to
+// it). The scheme reached 95 % of an H200's dp4a rate at 2048x14336x4096, 91 % at 512x4096x14336, 84 % at 256x4096x4096
+// and 80 % at 64x14336x4096 in a prototype with the same tiles. Lost there: 16x8 and 8x16 outputs a thread, a
+// persistent grid (5 to 7 % slower), 8x4 outputs when grouped. Where k or a pointer is not a multiple of 16 bytes,
+// 64x64_narrow loads 32-bit words; it is not tuned.
 #include "linear/int8_tile.cuh"
 
 #define GEMM_TILES(X)                           \

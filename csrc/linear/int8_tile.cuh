@@ -2,14 +2,15 @@
 // One tile of a W8A8 product by one block: integer sums of x rows times weight rows by dp4a. gemm.cu and moe_gemm.cu
 // say which rows; the scheme is this file's.
 //
-// Shared memory holds, for x and for w, 32-bit words of four consecutive k, word-major: [slice][word][row]. A thread
-// then reads four rows of one word with one 128-bit load and multiplies ROWS x COLUMNS words of 8 words a K step:
+// Shared memory holds, for x and for w, 32-bit words of four consecutive k, word-major. A thread then reads four rows
+// of one word with one 128-bit load and multiplies ROWS x COLUMNS words, for each of the 8 words of a K step:
 //
-//          rows of w (COLUMNS a thread)            rows are padded by 4 words, so that the four 32-bit stores of a
-//          16-byte
-//            n0 n1 n2 n3 ...                       chunk (transposing it) and the 128-bit loads meet no bank conflict;
-//   word 0 [ .  .  .  .      | pad ]               slices are padded for the same reason.
-//   word 1 [ .  .  .  .      | pad ]
+//   slice 0  word 0  [ row 0, row 1, row 2, ...      | 4 words of padding ]
+//            word 1  [ row 0, row 1, row 2, ...      | 4 words of padding ]
+//            ...                                     | 16 / SLICES words of padding after a slice
+//
+// With that padding neither the 128-bit loads nor the four 32-bit stores that transpose a 16-byte chunk meet a bank
+// conflict.
 //
 // SLICES groups of warps take different columns of K and are added at the end, in order, through shared memory: that
 // gives small tiles enough warps without a workspace. Two stages; the next one travels from global memory through
@@ -67,7 +68,7 @@ struct TileShape {
 // clang-format off
 //                                   lanes  outputs  warps  slices blocks fragments phases grouped wide
 using Tile128x128 =        TileShape<4, 8,   8, 8,  4, 2,  1,     2,     1,        2,     false>;
-using Tile64x64 =          TileShape<4, 8,   8, 8,  2, 1,  4,     2,     1,        2,     false>;
+using Tile64x64 =          TileShape<4, 8,   8, 8,  2, 1,  4,     2,     1,        1,     false>;
 using Tile32x32 =          TileShape<4, 8,   8, 4,  1, 1,  4,     4,     1,        1,     false>;
 using Tile16x64 =          TileShape<2, 16,  8, 4,  1, 1,  4,     4,     1,        1,     false>;
 using Tile128x128Grouped = TileShape<4, 8,   8, 8,  4, 2,  1,     1,     2,        1,     true>;

@@ -191,6 +191,16 @@ def test_w8a8_gemm_refuses_rows_of_other_lengths(kernels, k):
         run(kernels, o)
 
 
+def test_tiles_grow_with_the_product():
+    cpu = torch.device("cpu")  # counts as a V100
+    assert linear.tile_for(2048, 14336, False, cpu) == "128x128"
+    assert linear.tile_for(512, 4096, False, cpu) == "64x64"
+    assert linear.tile_for(32, 4096, False, cpu) == "32x32"
+    assert linear.tile_for(16, 14336, False, cpu) == "16x64"
+    assert linear.tile_for(2048, 14336, True, cpu) == "128x128"
+    assert linear.tile_for(32, 4096, True, cpu) == "32x64"
+
+
 def test_w8a8_gemm_refuses_an_unknown_tile(kernels):
     with pytest.raises(ValueError, match="there is no kernel gemm_48x48"):
         run_tile(kernels, "48x48", operands(2, 4, 128, 1))
