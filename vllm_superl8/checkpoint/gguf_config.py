@@ -52,6 +52,21 @@ def config_dict(header: Header) -> dict[str, Any]:
     }
 
 
+def hf_config(header: Header, config: dict[str, Any]) -> Any:
+    """transformers' configuration object for a config_dict, with its defaults where the file says nothing.
+
+    Raises ValueError naming the file where transformers refuses a value.
+    """
+    from transformers import AutoConfig
+
+    fields = {key: value for key, value in config.items() if key != "model_type"}
+    try:
+        return AutoConfig.for_model(config["model_type"], **fields)
+    except Exception as error:  # its validators raise several kinds
+        why = str(error.__cause__ or error).replace("\n", " ")
+        raise ValueError(f"{header.path}: transformers refuses its configuration: {why}") from error
+
+
 def architecture_of(header: Header) -> Architecture:
     """The row of the table for this file."""
     name = header.metadata.get("general.architecture")

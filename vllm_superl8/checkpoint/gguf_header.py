@@ -23,6 +23,8 @@ MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 MAX_DIMS = 4
 """GGML_MAX_DIMS"""
+MAX_NAME = 256
+"""Characters of a key or tensor name; the longest in use have about 60."""
 DEFAULT_ALIGNMENT = 32
 SHARD_NAME = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 """How llama.cpp's gguf-split names the parts of one model."""
@@ -151,7 +153,7 @@ class _Reader:
         self.bound(entry_count, _SMALLEST_ENTRY_BYTES, "metadata entries")
         metadata: dict[str, Any] = {}
         for _ in range(entry_count):
-            key = self.string("a metadata key")
+            key = self.name("a metadata key")
             if key in metadata:
                 self.refuse(f"metadata key {key} is there twice; {DAMAGED}")
             metadata[key] = self.value(key)
@@ -189,6 +191,13 @@ class _Reader:
         self.at = end
         return text
 
+    def name(self, what: str) -> str:
+        """A string that may stand in a message: short and printable."""
+        name = self.string(what)
+        if len(name) > MAX_NAME or not name.isprintable():
+            self.refuse(f"{what} begins with {name[:40]!r}, printable text of up to {MAX_NAME} characters was expected")
+        return name
+
     def value(self, key: str) -> Any:
         (kind,) = self.numbers("I", 1, f"metadata {key}")
         if kind == _STRING:
@@ -214,7 +223,7 @@ class _Reader:
 
     def tensor(self) -> tuple:
         """(name, shape, type, offset from the start of the weights) of the next row of the table."""
-        name = self.string("a tensor name")
+        name = self.name("a tensor name")
         (dims,) = self.numbers("I", 1, f"tensor {name}")
         if not 1 <= dims <= MAX_DIMS:
             self.refuse(f"tensor {name} has {dims} dimensions, 1 to {MAX_DIMS} are possible; {DAMAGED}")

@@ -16,7 +16,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from vllm_superl8.checkpoint.gguf_config import config_dict, generation_dict
+from vllm_superl8.checkpoint.gguf_config import config_dict, generation_dict, hf_config
 from vllm_superl8.checkpoint.gguf_header import Header
 from vllm_superl8.checkpoint.gguf_tokenizer import write_tokenizer
 
@@ -28,12 +28,10 @@ REVISION = 1
 PACKAGES = ("transformers", "gguf", "vllm-gguf-plugin")
 
 
-def snapshot(
-    header: Header, check: Callable[[dict[str, Any]], None], tokenizer: bool = True, cache: Path | None = None
-) -> Path:
+def snapshot(header: Header, check: Callable[[Any], None], tokenizer: bool = True, cache: Path | None = None) -> Path:
     """Folder with config.json, generation_config.json and the tokenizer of the model.
 
-    check      called with the content of config.json before the folder is made; what it raises is passed on
+    check      called with transformers' configuration object before the folder is made; what it raises is passed on
     tokenizer  False leaves the tokenizer out, for a file whose tokenizer is not wanted or cannot be read
     cache      where folders are kept, ~/.cache/superl8/gguf unless given
 
@@ -44,7 +42,7 @@ def snapshot(
     folder = cache / (_name(header) + ("" if tokenizer else "-no-tokenizer"))
     if folder.is_dir():
         return folder
-    config = config_dict(header)
+    config = hf_config(header, config_dict(header))
     check(config)
     try:
         cache.mkdir(parents=True, exist_ok=True)
@@ -54,7 +52,7 @@ def snapshot(
     try:
         if tokenizer:
             write_tokenizer(header, unfinished)
-        _write_json(unfinished / "config.json", _complete(config))
+        _write_json(unfinished / "config.json", config.to_dict())
         _write_json(unfinished / "generation_config.json", generation_dict(header))
         unfinished.chmod(0o755)
         try:
@@ -71,14 +69,6 @@ def _name(header: Header) -> str:
     versions = [f"{package} {metadata.version(package)}" for package in PACKAGES]
     key = hashlib.sha256("\n".join([str(REVISION), header.digest, *versions]).encode()).hexdigest()
     return f"{re.sub(r'[^A-Za-z0-9._-]', '_', header.path.stem)}-{key[:16]}"
-
-
-def _complete(config: dict[str, Any]) -> dict[str, Any]:
-    """All fields of the configuration class, with its defaults where the file says nothing."""
-    from transformers import AutoConfig
-
-    fields = {key: value for key, value in config.items() if key != "model_type"}
-    return AutoConfig.for_model(config["model_type"], **fields).to_dict()
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:

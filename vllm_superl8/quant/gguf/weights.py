@@ -22,16 +22,12 @@ ONE_ROW = ".shared_expert_gate.weight"
 """Checkpoint name of a matrix of one row, which llama.cpp stores as a vector."""
 
 
-def check(header: Header, config: dict[str, Any]) -> None:
+def check(header: Header, hf_config: Any) -> None:
     """Refuse a file whose tensors are not, one for one, those of the model that its configuration describes.
 
     Raises ValueError naming the file and the tensor.
     """
-    from transformers import AutoConfig
-
     check_types(header.tensors.values())
-    fields = {key: value for key, value in config.items() if key != "model_type"}
-    hf_config = AutoConfig.for_model(config["model_type"], **fields)
     names, _ = naming(header, hf_config)
     expected = checkpoint_shapes(hf_config)
     if hf_config.tie_word_embeddings:
