@@ -191,14 +191,24 @@ def test_w8a8_gemm_refuses_rows_of_other_lengths(kernels, k):
         run(kernels, o)
 
 
-def test_tiles_grow_with_the_product():
-    cpu = torch.device("cpu")  # counts as a V100
-    assert linear.tile_for(2048, 14336, False, cpu) == "128x128"
-    assert linear.tile_for(512, 4096, False, cpu) == "64x64"
-    assert linear.tile_for(32, 4096, False, cpu) == "32x32"
-    assert linear.tile_for(16, 14336, False, cpu) == "16x64"
-    assert linear.tile_for(2048, 14336, True, cpu) == "128x128"
-    assert linear.tile_for(32, 4096, True, cpu) == "32x64"
+@pytest.mark.parametrize(
+    ("m", "n", "grouped", "tile"),
+    [
+        (2048, 14336, False, "128x128"),
+        (1024, 4096, False, "128x128"),
+        (512, 4096, False, "64x64"),
+        (256, 4096, False, "64x64"),
+        (128, 4096, False, "64x64"),
+        (64, 14336, False, "32x32"),
+        (32, 14336, False, "32x32"),
+        (16, 14336, False, "16x64"),
+        (2048, 14336, True, "128x128"),
+        (128, 4096, True, "64x64"),
+        (32, 4096, True, "32x64"),
+    ],
+)
+def test_tiles_are_those_that_were_fastest_on_an_h200(m, n, grouped, tile):
+    assert linear.tile_for(m, n, grouped, units=132) == tile
 
 
 def test_w8a8_gemm_refuses_an_unknown_tile(kernels):

@@ -87,10 +87,9 @@ def test_w8a8_gemv_refuses_more_rows_and_other_splits(kernels):
 
 
 def test_k_warps_fill_the_card_without_idle_warps():
-    cpu = torch.device("cpu")  # counts as a V100
-    assert linear.k_warps_for(151936, 4096, cpu) == 1
-    assert linear.k_warps_for(4096, 4096, cpu) == 2
-    assert linear.k_warps_for(1024, 4096, cpu) == 8
-    assert linear.k_warps_for(1024, 1024, cpu) == 2  # two steps of 512 columns: no work for a third warp
-    assert linear.k_warps_for(64, 512, cpu) == 1
-    assert linear.k_warps_for(1024, 4096, cpu, rows=64) == 1
+    assert linear.k_warps_for(151936, 4096, units=80) == 1
+    assert linear.k_warps_for(4096, 4096, units=80) == 2
+    assert linear.k_warps_for(1024, 4096, units=80) == 8
+    assert linear.k_warps_for(1024, 1024, units=80) == 2  # two steps of 512 columns: no work for a third warp
+    assert linear.k_warps_for(64, 512, units=80) == 1
+    assert linear.k_warps_for(1024, 4096, units=80, rows=64) == 1

@@ -3,6 +3,7 @@
 
 import torch
 
+from vllm_superl8.device import multiprocessors
 from vllm_superl8.ops import linear
 from vllm_superl8.ops.registry import DTYPE_NAMES, ptr, register, stream
 
@@ -83,10 +84,11 @@ def w8a8_gemm_kernel(module, x, x_scales, weight, weight_scales, bias, out_dtype
         DTYPE_NAMES[out_dtype], ptr(out), ptr(x), ptr(x_scales), ptr(weight), ptr(weight_scales), ptr(bias),
         m, n, k, groups, stream(x),
     )  # fmt: skip
+    units = multiprocessors(x.device)
     if m <= linear.GEMV_MOST_ROWS:
-        module.w8a8_gemv(linear.k_warps_for(n, k, x.device), *arguments)
+        module.w8a8_gemv(linear.k_warps_for(n, k, units), *arguments)
     else:
-        module.w8a8_gemm(linear.tile_for(m, n, groups > 1, x.device), *arguments)
+        module.w8a8_gemm(linear.tile_for(m, n, groups > 1, units), *arguments)
     return out
 
 

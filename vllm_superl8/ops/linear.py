@@ -8,10 +8,6 @@ choice does not reach the result where there is one scale a row; with group scal
 import math
 from dataclasses import dataclass
 
-import torch
-
-from vllm_superl8.device import multiprocessors
-
 GEMV_MOST_ROWS = 8
 """Rows of x up to which weights are streamed (14336x4096: 87 % of memory rate at m = 1, 73 % at 8). Beyond it a tile of
 16 rows is as fast."""
@@ -68,12 +64,11 @@ TILES = {
 """Tiles by whether scales are grouped, the larger first: of equals the first is taken."""
 
 
-def tile_for(m: int, n: int, grouped: bool, device: torch.device) -> str:
-    """Name of the tile with which m x n outputs take the least time.
+def tile_for(m: int, n: int, grouped: bool, units: int) -> str:
+    """Name of the tile with which m x n outputs take the least time on a card of `units` multiprocessors.
 
-    A multiprocessor works through its share of the tiles at the tile's rate.
+    Each works through its share of the tiles at the tile's rate.
     """
-    units = multiprocessors(device)
 
     def time(tile: Tile) -> float:
         share = math.ceil(math.ceil(m / tile.m) * math.ceil(n / tile.n) / units)
@@ -82,12 +77,14 @@ def tile_for(m: int, n: int, grouped: bool, device: torch.device) -> str:
     return min(TILES[grouped], key=time).name
 
 
-def k_warps_for(n: int, k: int, device: torch.device, rows: int = 1) -> int:
+def k_warps_for(n: int, k: int, units: int, rows: int = 1) -> int:
     """Warps that share the columns of a weight row in the streaming kernel: as few as fill the card.
 
-    n, k  of the weights; rows  how often they are streamed side by side (routed rows; the rows of one product are one)
+    n, k   of the weights
+    units  multiprocessors of the card
+    rows   how often weights are streamed side by side (routed rows; all rows of one product count as one)
     """
-    wanted = GEMV_WARPS_AN_SM * multiprocessors(device)
+    wanted = GEMV_WARPS_AN_SM * units
     warps = math.ceil(n / GEMV_ROWS_A_WARP) * rows
     split = 1
     while split < 8 and warps * split < wanted and split * GEMV_STEP < k:

@@ -3,6 +3,7 @@
 
 import torch
 
+from vllm_superl8.device import multiprocessors
 from vllm_superl8.ops import linear
 from vllm_superl8.ops.gemm import check_shapes, check_weight, w8a8_gemm_reference
 from vllm_superl8.ops.registry import DTYPE_NAMES, dtype_name, ptr, register, stream
@@ -55,7 +56,7 @@ def w8a8_moe_gemm_kernel(module, x, x_scales, weight, weight_scales, expert_ids,
     aligned = k % 16 == 0 and ptr(x) % 16 == 0 and ptr(weight) % 16 == 0
     tile = linear.moe_tile_for(rows, num_experts, groups > 1) if aligned else None
     if tile is None:
-        module.w8a8_moe_gemv(linear.k_warps_for(n, k, x.device, rows), *arguments, stream(x))
+        module.w8a8_moe_gemv(linear.k_warps_for(n, k, multiprocessors(x.device), rows), *arguments, stream(x))
     else:
         tiles = rows // tile.m + min(rows, num_experts + 1)  # the most that any routing needs
         tile_rows = torch.empty(tiles * tile.m, dtype=torch.int32, device=x.device)
