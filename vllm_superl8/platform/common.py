@@ -3,6 +3,7 @@
 
 import logging
 import os
+from functools import cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -88,8 +89,9 @@ def attention_backend(platform, selected_backend, config) -> str | None:
     return None
 
 
+@cache
 def register_triton_overrides(device: str) -> None:
-    """Replace the Triton kernels that vLLM launches by torch code, where there is no Triton."""
+    """Replace the Triton kernels that vLLM launches by torch code, where there is no Triton. Once in a process."""
     from vllm.triton_utils.dispatcher import register_kernels
 
     from vllm_superl8.platform.triton_overrides import overrides
