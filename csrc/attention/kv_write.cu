@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// kv_write: new keys and values to their slots of the paged cache, quantised on the way if the cache is int8.
+// kv_write: new keys and values to their slots of the paged cache, in its format; one image a KV format.
 //   key, value  (tokens, num_kv_heads, head_dim) T, token and head strides in elements
-//   cache       pages; the planes of a page and head are laid out as formats/layout.py KVLayout says
-//   slots       (tokens) int64, page * page_size + offset; -1 is skipped
-// One block a token, one warp a (K or V, head) row. int8: scale = max|x| / 127 by IEEE division, as the reference.
+//   cache       pages, see formats/kv.cuh
+//   slots       (tokens) int64, page * page_size + offset; negative ones are skipped
+// One block of four warps a token, one warp a row of K or V at a time; a lane holds up to two quads of it in registers,
+// so that a row is read once. int8: by the rule of formats/int8.cuh, bit for bit as the reference.
+// Needs head_dim % 8 == 0, at most 256.
 #include "common/device.cuh"
 #include "format_layout.h"
 
@@ -16,55 +18,85 @@ struct KvWriteParams {
     int64_t value_token_stride, value_head_stride;  // elements
     int64_t page_stride, head_stride;               // bytes
     int num_kv_heads, head_dim, page_size;
+    bool wide;  // rows of key and value allow loads of a quad
 };
 
+constexpr int KV_WRITE_THREADS = 128;
+
 #ifdef DEVICE_HALF
-// Calls row(source, plane base, offset in the page, is_value) for each row of this block's token, one warp each.
-template <class T, class Row>
-__device__ __forceinline__ void for_rows(const KvWriteParams& p, Row row) {
-    const int64_t token = blockIdx.x, slot = p.slots[token];
-    if (slot < 0) return;
-    char* token_page = p.cache + slot / p.page_size * p.page_stride;
-    const int offset = (int)(slot % p.page_size), warps = blockDim.x / WARP;
-    for (int task = threadIdx.x / WARP; task < 2 * p.num_kv_heads; task += warps) {
-        const bool is_value = task >= p.num_kv_heads;
-        const int head = is_value ? task - p.num_kv_heads : task;
-        const T* source = is_value ? (const T*)p.value + token * p.value_token_stride + head * p.value_head_stride
-                                   : (const T*)p.key + token * p.key_token_stride + head * p.key_head_stride;
-        row(source, token_page + head * p.head_stride, offset, is_value);
+#include "formats/kv.cuh"
+
+constexpr int LANE_QUADS = 2;
+
+template <class T>
+__device__ __forceinline__ void load_quad(const T* row, bool wide, float* values) {
+    if (wide) {
+        uint32_t words[sizeof(T)];
+        load_words<sizeof(T)>(words, row);
+        kv_float<T>::decode(words, values);
+    } else {
+#pragma unroll
+        for (int i = 0; i < QUAD; i++) values[i] = to_float(row[i]);
     }
 }
 
-template <class T>
-__device__ void kv_write_auto(const KvWriteParams& p) {
-    for_rows<T>(p, [&](const T* source, char* page, int offset, bool is_value) {
-        T* target = (T*)page + ((int64_t)(is_value ? p.page_size : 0) + offset) * p.head_dim;
-        for (int i = threadIdx.x % WARP; i < p.head_dim; i += WARP) target[i] = source[i];
-    });
-}
-KERNELS(kv_write_auto, KvWriteParams, 128)
-
-template <class T>
-__device__ void kv_write_int8(const KvWriteParams& p) {
-    static_assert(kv_layout_int8::k_bits == 8 && kv_layout_int8::v_bits == 8 && kv_layout_int8::scale_bytes == 4, "");
-    for_rows<T>(p, [&](const T* source, char* page, int offset, bool is_value) {
-        const int lane = threadIdx.x % WARP;
-        float amax = 0.f;
-        for (int i = lane; i < p.head_dim; i += WARP) amax = fmaxf(amax, fabsf(to_float(source[i])));
-        float scale = __fdiv_rn(warp_max(amax), 127.f);
-        if (scale == 0.f) scale = 1.f;
-        const int plane = is_value ? p.page_size : 0;
-        int8_t* codes = (int8_t*)page + ((int64_t)plane + offset) * p.head_dim;
-#pragma unroll 1  // the division is a call; four of them in a row spill
-        for (int i = lane; i < p.head_dim; i += WARP) {
-            const float code = rintf(__fdiv_rn(to_float(source[i]), scale));
-            codes[i] = (int8_t)(int)fminf(fmaxf(code, -127.f), 127.f);
+template <class Codec, class T>
+__device__ __forceinline__ void write_token(const KvWriteParams& p) {
+    const int64_t token = blockIdx.x, slot = p.slots[token];
+    if (slot < 0) return;
+    const int lane = threadIdx.x % WARP, offset = (int)(slot % p.page_size);
+    char* const token_page = p.cache + slot / p.page_size * p.page_stride;
+    const int row_bytes = p.head_dim * Codec::BYTES, plane_bytes = p.page_size * row_bytes;
+#pragma unroll 1
+    for (int task = threadIdx.x / WARP; task < 2 * p.num_kv_heads; task += KV_WRITE_THREADS / WARP) {
+        const int is_value = task % 2, head = task / 2;
+        const T* const source = is_value ? (const T*)p.value + token * p.value_token_stride + head * p.value_head_stride
+                                         : (const T*)p.key + token * p.key_token_stride + head * p.key_head_stride;
+        char* const page = token_page + head * p.head_stride;
+        char* const target = page + is_value * plane_bytes + offset * row_bytes;
+        float values[LANE_QUADS][QUAD];
+#pragma unroll
+        for (int i = 0; i < LANE_QUADS; i++) {
+            const int at = (i * WARP + lane) * QUAD;
+            if (at < p.head_dim) {
+                load_quad(source + at, p.wide, values[i]);
+            } else {
+#pragma unroll
+                for (int j = 0; j < QUAD; j++) values[i][j] = 0.f;
+            }
         }
-        float* scales = (float*)(page + 2 * (int64_t)p.page_size * p.head_dim);
-        if (lane == 0) scales[plane + offset] = scale;
-    });
+        [[maybe_unused]] float scale = 1.f;
+        if constexpr (Codec::QUANTIZED) {
+            float amax = 0.f;
+#pragma unroll
+            for (int i = 0; i < LANE_QUADS; i++)
+#pragma unroll
+                for (int j = 0; j < QUAD; j++) amax = max_magnitude(amax, fabsf(values[i][j]));
+            scale = int8_scale(max_magnitude_of_lanes(amax, WARP));
+            float* const scales = (float*)(page + 2 * plane_bytes) + is_value * p.page_size;
+            if (lane == 0) scales[offset] = scale;
+        }
+#pragma unroll
+        for (int i = 0; i < LANE_QUADS; i++) {
+            const int at = (i * WARP + lane) * QUAD;
+            if (at >= p.head_dim) continue;
+            uint32_t words[Codec::BYTES];
+            if constexpr (Codec::QUANTIZED)
+                Codec::encode(values[i], scale, words);
+            else
+                Codec::encode(values[i], words);
+            store_words<Codec::BYTES>(target + at * Codec::BYTES, words);
+        }
+    }
 }
-KERNELS(kv_write_int8, KvWriteParams, 128)
+
+#define KV_WRITE(T, suffix)                                                                           \
+    KERNEL(CONCATENATE(CONCATENATE(kv_write_, FORMAT), _##suffix), KvWriteParams, KV_WRITE_THREADS) { \
+        write_token<KV_CODEC, T>(p);                                                                  \
+    }
+KV_WRITE(fp16_t, fp16)
+KV_WRITE(bf16_t, bf16)
+KV_WRITE(fp32_t, fp32)
 #else
 #include "launch.h"
 
@@ -73,21 +105,26 @@ static void kv_write(const std::string& format, const std::string& dtype, uintpt
                      int64_t key_head_stride, int64_t value_token_stride, int64_t value_head_stride,
                      int64_t page_stride, int64_t head_stride, int64_t num_kv_heads, int64_t head_dim,
                      int64_t page_size, uintptr_t stream) {
-    CHECK(head_dim >= 1 && head_dim <= 256, "kv_write: head_dim is %lld, wanted 1 to 256", (long long)head_dim);
-    KvWriteParams p{(const void*)key,
-                    (const void*)value,
-                    (char*)cache,
-                    (const int64_t*)slots,
-                    key_token_stride,
-                    key_head_stride,
-                    value_token_stride,
-                    value_head_stride,
-                    page_stride,
-                    head_stride,
-                    (int)num_kv_heads,
-                    (int)head_dim,
-                    (int)page_size};
-    launch("kv_write_" + format + "_" + dtype, {(unsigned)tokens}, 128, 0, stream, p);
+    CHECK(head_dim >= 8 && head_dim <= 256 && head_dim % 8 == 0,
+          "kv_cache_write: head_dim is %lld, wanted a multiple of 8 up to 256", (long long)head_dim);
+    CHECK(page_size >= 16 && page_size % 16 == 0, "kv_cache_write: a page has %lld tokens, wanted a multiple of 16",
+          (long long)page_size);
+    CHECK(
+        cache % 16 == 0 && page_stride % 16 == 0 && head_stride % 16 == 0,
+        "kv_cache_write: a page of one KV head must start on 16 bytes; the cache is at %llx with strides %lld and %lld",
+        (unsigned long long)cache, (long long)page_stride, (long long)head_stride);
+    CHECK(tokens <= INT32_MAX, "kv_cache_write: %lld tokens are too many", (long long)tokens);
+    const int64_t quad = dtype == "fp32" ? 16 : 8;  // bytes
+    const int64_t strides = key_token_stride | key_head_stride | value_token_stride | value_head_stride;
+    const bool wide = key % quad == 0 && value % quad == 0 && strides % 4 == 0;
+    const KvWriteParams p{(const void*)key,   (const void*)value,
+                          (char*)cache,       (const int64_t*)slots,
+                          key_token_stride,   key_head_stride,
+                          value_token_stride, value_head_stride,
+                          page_stride,        head_stride,
+                          (int)num_kv_heads,  (int)head_dim,
+                          (int)page_size,     wide};
+    launch("kv_write_" + format + "_" + dtype, {(unsigned)tokens}, KV_WRITE_THREADS, 0, stream, p);
 }
 REGISTER(kv_write)
 #endif

@@ -48,7 +48,7 @@ class KVLayout:
     scale_bytes: int
     doc: str
     aliases: tuple[str, ...] = ()
-    ops: tuple[str, ...] = ()
+    ops: tuple[str, ...] = ("kv_write", "attn_decode", "attn_prefill")
 
     def token_bytes(self, head_dim: int) -> int:
         """Bytes of one token of one KV head: K, V and their scales."""

@@ -5,44 +5,28 @@ splits as flash-decoding, Dao et al. 2023)."""
 import torch
 
 from vllm_superl8.formats import kv
+from vllm_superl8.formats.layout import KVLayout
+from vllm_superl8.ops.attend import attend
 from vllm_superl8.ops.registry import dtype_name, ptr, register, stream
 
+DECODE_ROWS = 32
+"""Rows (query tokens times heads of a group) up to which a sequence is attn_decode's: it takes four or eight rows a
+pass and reads K and V again for each, from L2 if the passes run side by side; attn_prefill takes 64 at a time."""
 
-def _check(query, kv_cache, out, kv_format):
-    if (kv_cache.dtype == torch.int8) != (kv_format == "int8"):
-        raise ValueError(f"paged_attention: kv_format {kv_format!r} does not fit a cache of {kv_cache.dtype}")
-    if kv_format != "int8" and kv_cache.dtype != query.dtype:
-        raise ValueError(f"paged_attention: a cache of {kv_cache.dtype} does not fit a query of {query.dtype}")
+SPLIT_QUERY_LEN = 16
+"""Longest query up to which attn_prefill splits the keys of a sequence too. Longer ones fill the card with their rows,
+and partial results would take num_splits times the memory of the output in float32."""
+
+
+def _check(query, kv_cache, out, kv_format) -> KVLayout:
+    if query.dim() != 3 or out.shape != query.shape or out.dtype != query.dtype:
+        raise ValueError(
+            f"paged_attention: query is {tuple(query.shape)} {query.dtype}, out {tuple(out.shape)} {out.dtype}"
+        )
+    layout = kv.layout_of(kv_cache, kv_format, query.shape[2])
     if query.shape[1] % kv_cache.shape[1]:
         raise ValueError(f"paged_attention: {query.shape[1]} query heads over {kv_cache.shape[1]} KV heads")
-    if out.shape != query.shape or out.dtype != query.dtype:
-        raise ValueError(f"paged_attention: out is {tuple(out.shape)} {out.dtype}, query {tuple(query.shape)}")
-
-
-def attend(query, k, v, position, softmax_scale, causal, sliding_window, logit_softcap, sinks, alibi_slopes):
-    """The definition, for one sequence: query (heads, q_len, D), k and v (kv_heads, context, D) float32, position
-    (q_len) of each query token in the context. Returns (heads, q_len, D)."""
-    heads, q_len, head_dim = query.shape
-    kv_heads, context, _ = k.shape
-    scores = query.reshape(kv_heads, -1, head_dim) @ k.transpose(1, 2)
-    scores = scores.reshape(heads, q_len, context) * softmax_scale
-    if logit_softcap:
-        scores = logit_softcap * torch.tanh(scores / logit_softcap)
-    distance = position[:, None] - torch.arange(context, device=query.device)
-    if alibi_slopes is not None:
-        scores = scores - alibi_slopes.to(scores.dtype)[:, None, None] * distance
-    hidden = torch.zeros_like(distance, dtype=torch.bool)
-    if causal:
-        hidden |= distance < 0
-    if sliding_window:
-        hidden |= distance >= sliding_window
-    scores = scores.masked_fill(hidden, -torch.inf)
-    if sinks is not None:
-        sink = sinks.to(scores.dtype)[:, None, None].expand(-1, q_len, 1)
-        weights = torch.cat([scores, sink], -1).softmax(-1)[..., :-1]
-    else:
-        weights = scores.softmax(-1).nan_to_num(0.0)  # a row that sees no key gives zeros
-    return (weights.reshape(kv_heads, -1, context) @ v).reshape(heads, q_len, head_dim)
+    return layout
 
 
 def paged_attention_reference(
@@ -54,21 +38,20 @@ def paged_attention_reference(
     starts, lengths = query_start_loc.tolist(), seq_lens.tolist()
     for seq, seq_len in enumerate(lengths):
         start, end = starts[seq], starts[seq + 1]
-        if start == end:
+        if start == end or seq_len <= 0:
             continue
-        first = seq_len - (end - start)  # position of the first query token
-        # Pages that end before every window are skipped, which is the same as masking them.
-        first_page = max(0, first - sliding_window + 1) // page_size if sliding_window else 0
+        first_position = seq_len - (end - start)
+        # Keys before every window are left out, which is the same as masking them.
+        first_key = max(0, first_position - sliding_window + 1) if sliding_window else 0
+        first_page = first_key // page_size
         pages = block_table[seq, first_page : -(-seq_len // page_size)].long()
-        offset = first_page * page_size
-        k, v = kv.gather(kv_cache, pages, head_dim)
-        k, v = k[:, : seq_len - offset], v[:, : seq_len - offset]
-        position = torch.arange(first - offset, seq_len - offset, device=query.device)
-        q = query[start:end].float().transpose(0, 1)
+        keys = slice(first_key - first_page * page_size, seq_len - first_page * page_size)
+        k, v = (x[:, keys] for x in kv.decode(kv_cache, pages, head_dim))
         seen = attend(
-            q, k, v, position, softmax_scale, causal, sliding_window, logit_softcap, sinks, alibi_slopes
+            query[start:end].float().transpose(0, 1), k, v, first_position - first_key, softmax_scale, causal,
+            sliding_window, logit_softcap, sinks, alibi_slopes,
         )  # fmt: skip
-        out[start:end] = seen.transpose(0, 1).to(out.dtype)
+        out[start:end] = seen.transpose(0, 1)
 
 
 def paged_attention_fake(*_, **__):
@@ -79,23 +62,79 @@ def paged_attention_kernel(
     module, query, kv_cache, out, block_table, seq_lens, query_start_loc, max_query_len, num_splits, softmax_scale,
     kv_format, causal=True, sliding_window=0, logit_softcap=0.0, sinks=None, alibi_slopes=None,
 ):  # fmt: skip
-    _check(query, kv_cache, out, kv_format)
+    layout = _check(query, kv_cache, out, kv_format)
     if query.stride(2) != 1 or out.stride(2) != 1:
         raise ValueError("paged_attention: the last dimension of query and out must be contiguous")
+    for name, tensor, dtype in (
+        ("block_table", block_table, torch.int32),
+        ("seq_lens", seq_lens, torch.int32),
+        ("query_start_loc", query_start_loc, torch.int32),
+        ("sinks", sinks, torch.float32),
+        ("alibi_slopes", alibi_slopes, torch.float32),
+    ):
+        if tensor is not None and (tensor.dtype != dtype or tensor.stride(-1) != 1):
+            raise ValueError(f"paged_attention: {name} must be contiguous {dtype}, got {tensor.dtype}")
+    if not layout.scale_bytes and query.dtype != kv_cache.dtype:
+        query = query.to(kv_cache.dtype)  # scores are taken in the cache's type
     tokens, num_heads, head_dim = query.shape
+    num_seqs, num_kv_heads = seq_lens.shape[0], kv_cache.shape[1]
+    group = num_heads // num_kv_heads
+
+    # A sequence is attn_decode's or attn_prefill's by its own length; both are launched where it may be either.
+    rows = max_query_len * group
+    decodes = (rows <= DECODE_ROWS or num_seqs > 1) and group <= DECODE_ROWS
+    prefills = rows > DECODE_ROWS
+    short = max_query_len <= SPLIT_QUERY_LEN
+    partial_rows = rows if short else min(rows, DECODE_ROWS)
     partial_out = partial_stats = None
     if num_splits > 1:
-        partial_out = torch.empty(num_splits, tokens, num_heads, head_dim, dtype=torch.float32, device=query.device)
-        partial_stats = torch.empty(num_splits, tokens, num_heads, 2, dtype=torch.float32, device=query.device)
+        parts = (num_seqs, num_kv_heads, partial_rows, num_splits)
+        partial_out = torch.empty(*parts, head_dim, dtype=torch.float32, device=query.device)
+        partial_stats = torch.empty(*parts, 2, dtype=torch.float32, device=query.device)
+    prefill_splits = num_splits if short else 1
     size = kv_cache.element_size()
-    module.paged_attention(
-        kv_format, dtype_name(query, "paged_attention"), ptr(out), ptr(query), ptr(kv_cache), ptr(block_table),
-        ptr(seq_lens), ptr(query_start_loc), ptr(sinks), ptr(alibi_slopes), ptr(partial_out), ptr(partial_stats),
-        kv_cache.stride(0) * size, kv_cache.stride(1) * size, query.stride(0), query.stride(1), out.stride(0),
-        out.stride(1), block_table.stride(0), tokens, seq_lens.shape[0], num_heads, kv_cache.shape[1], head_dim,
-        kv_cache.shape[2], num_splits, max_query_len, causal, sliding_window, softmax_scale, logit_softcap,
-        stream(query),
-    )  # fmt: skip
+    arguments = {
+        "out": ptr(out),
+        "query": ptr(query),
+        "cache": ptr(kv_cache),
+        "block_table": ptr(block_table),
+        "seq_lens": ptr(seq_lens),
+        "query_start_loc": ptr(query_start_loc),
+        "sinks": ptr(sinks),
+        "alibi_slopes": ptr(alibi_slopes),
+        "partial_out": ptr(partial_out),
+        "partial_stats": ptr(partial_stats),
+        "page_stride": kv_cache.stride(0) * size,
+        "head_stride": kv_cache.stride(1) * size,
+        "query_token_stride": query.stride(0),
+        "query_head_stride": query.stride(1),
+        "out_token_stride": out.stride(0),
+        "out_head_stride": out.stride(1),
+        "table_stride": block_table.stride(0),
+        "num_seqs": num_seqs,
+        "num_heads": num_heads,
+        "num_kv_heads": num_kv_heads,
+        "head_dim": head_dim,
+        "page_size": kv_cache.shape[2],
+        "query_type": dtype_name(query, "paged_attention"),
+        "out_type": dtype_name(out, "paged_attention"),
+        "decode_rows": DECODE_ROWS,
+        "partial_rows": partial_rows,
+        "num_splits": num_splits,
+        "prefill_splits": prefill_splits,
+        "causal": causal,
+        "window": sliding_window,
+        "softmax_scale": softmax_scale,
+        "softcap": logit_softcap,
+    }
+    if decodes:
+        # A mixed batch's decodes are mostly of one token.
+        block_rows = 4 if (rows if short else group) <= 4 else 8
+        module.attn_decode(layout.name, block_rows, min(rows, DECODE_ROWS), stream(query), **arguments)
+    if prefills:
+        module.attn_prefill(layout.name, layout.k_bits // 8, tokens, stream(query), **arguments)
+    if num_splits > 1 and (decodes or prefill_splits > 1):
+        module.attn_combine(stream(query), **arguments)
 
 
 paged_attention = register(
@@ -109,19 +148,24 @@ paged_attention = register(
 )
 """out = softmax(mask(softcap(query K^T * softmax_scale) + alibi)) V, per sequence over its pages.
 
-query            (tokens, num_heads, head_dim) float16, bfloat16 or float32, last dimension contiguous
-kv_cache         (num_pages, num_kv_heads, page_size, content), see formats.kv; num_heads a multiple of num_kv_heads
+query            (tokens, num_heads, head_dim) float16, bfloat16 or float32, last dimension contiguous; for the kernels
+                 head_dim is a multiple of 8, at most 256
+kv_cache         (num_pages, num_kv_heads, page_size, content), see formats.kv; num_heads a multiple of num_kv_heads,
+                 page_size of 16
 out              as query, written for tokens below query_start_loc[-1] only
 block_table      (num_seqs, max_pages) int32; entries beyond a sequence's length are never read
-seq_lens         (num_seqs) int32, context lengths with the new tokens; the last query token is the last of the context
+seq_lens         (num_seqs) int32, keys with those of the new tokens; the last query token is at the last key; a
+                 sequence of 0 keys or 0 query tokens is skipped
 query_start_loc  (num_seqs + 1) int32
 max_query_len    host bound on a sequence's query tokens
-num_splits       parts the context is cut into, >= 1; the result does not depend on what else is in the batch
-kv_format        "auto" for a cache of query's dtype, "int8": the query is then quantised a row at a time too
+num_splits       parts that the keys of short queries are cut into, >= 1
+kv_format        "auto" for a floating-point cache (the query is rounded to its dtype), or a name of
+                 formats.layout.KV_LAYOUTS; with int8 the kernels quantise the query too, a row at a time
 sliding_window   a token sees this many tokens, itself included; 0: all
 logit_softcap    c > 0: logits become c * tanh(logit / c)
 sinks            (num_heads) float32, an extra logit in every denominator
 alibi_slopes     (num_heads) float32, adds slope * (key - query position)
 
-A query token that sees no key gives zeros. Raises ValueError for a cache that does not fit.
+A query token that sees no key gives zeros. With max_query_len and num_splits given, a sequence's result does not depend
+on the other sequences. Raises ValueError for a cache that does not fit.
 """
