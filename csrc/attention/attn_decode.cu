@@ -365,7 +365,7 @@ __device__ __forceinline__ void attn_decode(const PagedParams& p) {
 }
 
 // Blocks a multiprocessor that registers are to suffice for: a step's K and V take a lane bytes * width / 4 of them.
-constexpr int decode_blocks(int bytes, int width, int rows) {
+__host__ __device__ constexpr int decode_blocks(int bytes, int width, int rows) {
     if (width == 256) return bytes == 4 ? 1 : 2;
     return rows == 4 ? (bytes * width <= 128 ? 4 : 3) : (bytes * width <= 128 ? 3 : 2);
 }
