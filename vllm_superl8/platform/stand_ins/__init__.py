@@ -25,7 +25,7 @@ def install(device: str) -> None:
     for name in _EMPTY_MODULES[device]:
         sys.modules.setdefault(name, types.ModuleType(name))
 
-    from vllm_superl8.platform.stand_ins import cache, core, moe, named_only
+    from vllm_superl8.platform.stand_ins import cache, core, delta_rule, moe, named_only, recurrent
 
-    for library in (core, moe, cache, named_only):
+    for library in (core, moe, cache, recurrent, delta_rule, named_only):
         library.define(device)
