@@ -66,10 +66,5 @@ def register() -> None:
 
 
 def _log_as_vllm_does() -> None:
-    """Give our messages vLLM's handlers and level; vLLM sets up its own loggers only."""
-    from vllm.logger import init_logger
-
-    ours, theirs = logging.getLogger("vllm_superl8"), init_logger("vllm")
-    if not ours.handlers and theirs.handlers:
-        ours.handlers, ours.propagate = list(theirs.handlers), theirs.propagate
-        ours.setLevel(theirs.level)
+    """Hang our loggers under vLLM's, which it may yet configure; it gives handlers and a level to its own only."""
+    logging.getLogger("vllm_superl8").parent = logging.getLogger("vllm")
