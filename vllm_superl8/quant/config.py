@@ -20,9 +20,10 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
 )
 
 from vllm_superl8.quant.embedding import Int8EmbeddingMethod
+from vllm_superl8.quant.gguf.engine_args import LOAD_FORMAT
 from vllm_superl8.quant.linear import Int8LinearMethod
 from vllm_superl8.quant.moe import Int8MoEMethod
-from vllm_superl8.quant.options import ACTIVATIONS, Options
+from vllm_superl8.quant.options import Options
 
 logger = init_logger(__name__)
 
@@ -38,6 +39,12 @@ class Superl8Config(QuantizationConfig):
     def __init__(self, options: Options | None = None):
         super().__init__()
         self._given = options
+
+    @property
+    def group_size(self) -> int:
+        """Columns that share a scale, in weights and activations; -1 for the whole row."""
+        config = get_current_vllm_config_or_none()
+        return self.options.group_size(config is not None and config.load_config.load_format == LOAD_FORMAT)
 
     @property
     def options(self) -> Options:
@@ -75,11 +82,11 @@ class Superl8Config(QuantizationConfig):
         if isinstance(layer, LinearBase):
             if self._ignores(prefix) or not _k_is_served(layer, prefix):
                 return UnquantizedLinearMethod()
-            return Int8LinearMethod(ACTIVATIONS[options.activation], prefix)
+            return Int8LinearMethod(self.group_size)
         if isinstance(layer, RoutedExperts):
             if not options.moe or self._ignores(prefix):
                 return UnquantizedFusedMoEMethod(layer.moe_config)
-            return Int8MoEMethod(layer.moe_config, ACTIVATIONS[options.activation], prefix)
+            return Int8MoEMethod(layer.moe_config, self.group_size, prefix)
         return None
 
     def _ignores(self, prefix: str) -> bool:

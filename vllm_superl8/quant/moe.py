@@ -13,9 +13,16 @@ from vllm.model_executor.utils import replace_parameter, set_weight_attrs
 
 from vllm_superl8.ops.moe_gemm import moe_sum, w8a8_moe_gemm
 from vllm_superl8.ops.quantize import quantize_int8
-from vllm_superl8.quant.linear import group_size_for
 
 logger = init_logger(__name__)
+
+
+def group_size_for(k: int, group_size: int, name: str) -> int:
+    """The group size that experts with this K can have: the wanted one, else -1 (one scale a row), which is logged."""
+    if group_size == -1 or k % group_size == 0:
+        return group_size
+    logger.warning("superl8: %s has one scale a row, its K of %d is not a multiple of %d", name, k, group_size)
+    return -1
 
 
 def local_ids(layer: torch.nn.Module, topk_ids: torch.Tensor) -> torch.Tensor:
@@ -34,7 +41,7 @@ def activate(method: FusedMoEMethodBase, layer: torch.nn.Module, x: torch.Tensor
 
 
 class Int8MoEMethod(FusedMoEMethodBase):
-    """W8A8 experts, quantised as they stream in; group_size as in quant.linear.
+    """W8A8 experts, quantised as they stream in; group_size as in quant.options.
 
     Raises ValueError for experts with biases.
     """

@@ -18,30 +18,37 @@ ACTIVATIONS = {"token": -1, "group128": GROUP_SIZE}
 class Options:
     """Choices of the method.
 
-    activation  "token": one scale a token and one a weight row (fastest).
+    activation  "auto": "group128" for GGUF files, whose own scales are in groups, else "token".
+                "token": one scale a token and one a weight row (fastest).
                 "group128": one scale a token, or weight row, and 128 columns (more exact on models with outlier
-                channels); a layer whose K is not a multiple of 128 keeps "token", which the log says.
+                channels); a K that is not a multiple of 128 is padded with zeros, in experts it keeps "token", which
+                the log says.
     ignore      layers to leave in 16 bit: module names, fnmatch patterns or "re:" regular expressions
     moe         quantise routed experts too
     lm_head     quantise the LM head too
     embedding   quantise the token embedding too
     """
 
-    activation: str = "token"
+    activation: str = "auto"
     ignore: tuple[str, ...] = ()
     moe: bool = True
     lm_head: bool = False
     embedding: bool = False
 
     def __post_init__(self):
-        if self.activation not in ACTIVATIONS:
-            raise ValueError(f"superl8 option activation={self.activation!r}: choose one of {', '.join(ACTIVATIONS)}")
+        if self.activation not in (known := ("auto", *ACTIVATIONS)):
+            raise ValueError(f"superl8 option activation={self.activation!r}: choose one of {', '.join(known)}")
         if isinstance(self.ignore, str) or not all(isinstance(name, str) for name in self.ignore):
             raise ValueError(f"superl8 option ignore={self.ignore!r}: wanted a list of module names or patterns")
         object.__setattr__(self, "ignore", tuple(self.ignore))
         for name in ("moe", "lm_head", "embedding"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"superl8 option {name}={getattr(self, name)!r}: wanted true or false")
+
+    def group_size(self, is_gguf: bool) -> int:
+        """Columns that share a scale: 128, or -1 for the whole row."""
+        scheme = ("group128" if is_gguf else "token") if self.activation == "auto" else self.activation
+        return ACTIVATIONS[scheme]
 
     @classmethod
     def from_dict(cls, given: dict) -> "Options":
