@@ -86,12 +86,13 @@ def paged_attention_kernel(
     prefills = rows > DECODE_ROWS
     short = max_query_len <= SPLIT_QUERY_LEN
     partial_rows = rows if short else min(rows, DECODE_ROWS)
+    prefill_splits = num_splits if short else 1
+    splits = num_splits > 1 and (decodes or prefill_splits > 1)
     partial_out = partial_stats = None
-    if num_splits > 1:
+    if splits:
         parts = (num_seqs, num_kv_heads, partial_rows, num_splits)
         partial_out = torch.empty(*parts, head_dim, dtype=torch.float32, device=query.device)
         partial_stats = torch.empty(*parts, 2, dtype=torch.float32, device=query.device)
-    prefill_splits = num_splits if short else 1
     size = kv_cache.element_size()
     arguments = {
         "out": ptr(out),
@@ -133,7 +134,7 @@ def paged_attention_kernel(
         module.attn_decode(layout.name, block_rows, min(rows, DECODE_ROWS), stream(query), **arguments)
     if prefills:
         module.attn_prefill(layout.name, layout.k_bits // 8, tokens, stream(query), **arguments)
-    if num_splits > 1 and (decodes or prefill_splits > 1):
+    if splits:
         module.attn_combine(stream(query), **arguments)
 
 
