@@ -70,9 +70,8 @@ def write(name, folder):
         for parameter_name, parameter in model.named_parameters():
             if "norm" in parameter_name:
                 parameter.add_(torch.randn_like(parameter) * 0.2)
-            elif "embed_tokens" in parameter_name:
-                if not model.config.tie_word_embeddings:  # which would make every prediction certain
-                    parameter[:, ::37] *= 8
+            elif "embed_tokens" in parameter_name and not model.config.tie_word_embeddings:
+                parameter[:, ::37] *= 8  # outlier channels; tied, they would make every prediction certain
             parameter.copy_(parameter.bfloat16().float())
     model.save_pretrained(folder)
     return model
