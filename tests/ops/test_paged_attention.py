@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from pages import FEATURES, STORED, Batch
+from pages import EXACT, FEATURES, STORED, Batch
 
 from vllm_superl8.ops.attend import attend
 from vllm_superl8.ops.registry import OPS
@@ -18,9 +18,11 @@ REFERENCE = SimpleNamespace(
 )
 
 
-@pytest.mark.parametrize(("kv_format", "dtype"), STORED)
-@pytest.mark.parametrize("feature", ["plain", *FEATURES])
-def test_paged_attention_reference_is_attention_over_the_decoded_cache(feature, kv_format, dtype):
+REFERENCE_CASES = [(*stored, "plain") for stored in STORED] + [(*EXACT[0], feature) for feature in FEATURES]
+
+
+@pytest.mark.parametrize(("kv_format", "dtype", "feature"), REFERENCE_CASES)
+def test_paged_attention_reference_is_attention_over_the_decoded_cache(kv_format, dtype, feature):
     lens, seqs = (1, 5, 0, 20, 1), (33, 40, 0, 20, 1)
     batch = Batch(lens, seqs, kv_format, dtype, page_size=32, padding=2, options=FEATURES.get(feature, {}))
     got = batch.call(REFERENCE)
