@@ -137,7 +137,6 @@ __device__ void topk_routing(const RoutingParams& p) {
         }
         const float weight = score[expert];
         total += weight;
-        __syncwarp();
         if (lane == 0) {
             const int64_t at = (int64_t)token * p.topk + j;
             const bool padding = p.is_padding && p.is_padding[token];
