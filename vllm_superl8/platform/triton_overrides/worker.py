@@ -2,13 +2,15 @@
 """What vLLM's worker does by Triton kernels around a step: slots of new tokens, clearing pages, moving states."""
 
 import ctypes
+import logging
 from functools import cache
 
 import torch
 
 from vllm_superl8.ops import registry
-from vllm_superl8.ops.registry import logger
 from vllm_superl8.platform import driver
+
+logger = logging.getLogger(__name__)
 
 
 def compute_slot_mapping(
