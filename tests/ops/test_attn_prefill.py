@@ -47,6 +47,25 @@ def test_attn_prefill_has_features(kernels, feature, kv_format, dtype):
     check(kernels, Batch((33, 20), (33, 90), kv_format, dtype, options=FEATURES[feature]))
 
 
+@pytest.mark.parametrize("kv_format", BOTH)
+@pytest.mark.parametrize("window", [0, 15, 46, 47, 48])
+def test_attn_prefill_masks_at_any_place_of_a_tile(kernels, window, kv_format):
+    # Full tiles of 16 tokens: ends and windows fall before, on and after the edges of tiles of 32 keys.
+    firsts = (30, 31, 32, 63, 64)
+    options = {"sliding_window": window}
+    seqs = tuple(first + 16 for first in firsts)
+    check(kernels, Batch((16,) * len(firsts), seqs, kv_format, torch.float16, 4, 1, options=options))
+
+
+@pytest.mark.parametrize("query_lens", [(20, 20), (1, 1)], ids=["prefill", "decode"])
+def test_paged_attention_looks_at_no_entry_beyond_a_full_block_table(kernels, query_lens):
+    # For the sanitizers: the last sequence's last page is the last number of the table.
+    batch = Batch(query_lens, (20, 49), num_heads=2, num_kv_heads=1)
+    batch.block_table = batch.block_table[:2, :4].contiguous()
+    batch.seq_lens_tensor, batch.query_start_loc = batch.seq_lens_tensor[:2], batch.query_start_loc[:3]
+    check(kernels, batch, num_splits=2)
+
+
 @pytest.mark.parametrize(("kv_format", "dtype"), EXACT)
 @pytest.mark.parametrize("feature", ["window_20", "everything", "bidirectional"])
 @pytest.mark.parametrize("num_splits", [2, 5])
