@@ -4,11 +4,11 @@
 #include "common/device.cuh"
 
 struct ZeroPagesParams {
-    const int64_t* addresses;   // (segments) byte address of each
-    const void* strides;        // (segments) words from one page to the next
-    const void* sizes;          // (segments) words to clear
-    const int64_t* pages;       // (num_pages) page numbers
-    int wide;                   // strides and sizes are int64
+    const int64_t* addresses;  // (segments) byte address of each
+    const void* strides;       // (segments) words from one page to the next
+    const void* sizes;         // (segments) words to clear
+    const int64_t* pages;      // (num_pages) page numbers
+    int wide;                  // strides and sizes are int64
 };
 
 #ifdef DEVICE_HALF
