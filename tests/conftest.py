@@ -60,3 +60,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """Tests marked gpu are skipped where there is none."""
     if item.get_closest_marker("gpu") and not torch.cuda.is_available():
         pytest.skip("torch sees no CUDA device")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--every", type=int, default=1, help="run only every Nth test, for slow ways of running them")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    every = config.getoption("--every")
+    config.hook.pytest_deselected(items=[item for index, item in enumerate(items) if index % every])
+    items[:] = items[::every]

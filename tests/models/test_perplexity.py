@@ -34,11 +34,10 @@ def perplexity(model: str, **options) -> float:
     "options,limit",
     [
         ({"dtype": "bfloat16", "additional_config": {"superl8": UNQUANTIZED}}, 0.01),
-        ({"dtype": "bfloat16"}, 0.03),
-        ({"dtype": "bfloat16", "additional_config": {"superl8": {"activation": "group128"}}}, 0.03),
+        ({"dtype": "bfloat16", "additional_config": {"superl8": {"activation": "token"}}}, 0.03),
         ({"dtype": "bfloat16", "kv_cache_dtype": "int8"}, 0.03),
     ],
-    ids=["16-bit", "w8a8", "w8a8-g128", "w8a8-kv-int8"],
+    ids=["16-bit", "w8a8-token", "w8a8-group128-kv-int8"],
 )
 def test_perplexity_stays_near_the_reference(model, options, limit):
     reference = math.exp(REFERENCE_NLL[model])

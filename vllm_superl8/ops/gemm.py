@@ -59,9 +59,11 @@ def w8a8_gemm_reference(x, x_scales, weight, weight_scales, bias, out_dtype):
         )
         total = total.float() * x_scales.reshape(-1, 1) * weight_scales.T
     else:
-        scaled_x = rows.unflatten(-1, (groups, -1)).float() * x_scales.reshape(-1, groups, 1)
-        scaled_w = weight.unflatten(-1, (groups, -1)).float() * weight_scales.unsqueeze(-1)
-        total = scaled_x.flatten(1) @ scaled_w.flatten(1).T
+        # Sums within a group are exact and groups are added in order: a row's bits do not depend on the batch.
+        total = torch.zeros(rows.shape[0], weight.shape[0], dtype=torch.float32, device=x.device)
+        scales = x_scales.reshape(-1, groups)
+        for group, (a, w) in enumerate(zip(rows.split(GROUP_SIZE, 1), weight.split(GROUP_SIZE, 1), strict=True)):
+            total += (a.float() @ w.float().T) * (scales[:, group, None] * weight_scales[:, group])
     if bias is not None:
         total = total + bias.float()
     return total.to(out_dtype).reshape(*x.shape[:-1], weight.shape[0])
