@@ -63,10 +63,11 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--every", type=int, default=1, help="run only every Nth test, for slow ways of running them")
+    parser.addoption("--part", default="0/1", help="K/N runs the tests K, K + N, K + 2N, ... of those collected")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    every = config.getoption("--every")
-    config.hook.pytest_deselected(items=[item for index, item in enumerate(items) if index % every])
-    items[:] = items[::every]
+    first, step = map(int, config.getoption("--part").split("/"))
+    if step > 1:
+        config.hook.pytest_deselected(items=[item for index, item in enumerate(items) if index % step != first])
+        items[:] = items[first::step]

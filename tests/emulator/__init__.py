@@ -44,11 +44,6 @@ def builder() -> ModuleType:
     return module
 
 
-def sanitizing() -> bool:
-    """Whether this process is to use the build with AddressSanitizer and UBSan (see test_sanitizers.py)."""
-    return os.environ.get("SUPERL8_EMULATOR_SANITIZE", "0") == "1"
-
-
 def _shared_variables(library: Path, objects: Iterable[Path]) -> list[tuple[int, int]]:
     """Offset and bytes of every static __shared__ variable of the device halves.
 
@@ -66,14 +61,13 @@ def _shared_variables(library: Path, objects: Iterable[Path]) -> list[tuple[int,
     return [(symbol.value, symbol.size) for symbol in local_statics(library) if symbol.name in names]
 
 
-def build(images: Iterable, *, module: bool = True, sanitize: bool | None = None) -> Path:
+def build(images: Iterable, *, module: bool = True, sanitize: bool = False) -> Path:
     """Link device halves (images as csrc/build.py lists them) with the emulator; the library's path.
 
     module    with the launchers and Python bindings; without them only `Library` can use the result
-    sanitize  with AddressSanitizer and UBSan; default as sanitizing() says
+    sanitize  with AddressSanitizer and UBSan; such a library loads in a process of sanitized.py only
     """
     make = builder()
-    sanitize = sanitizing() if sanitize is None else sanitize
     extra = SANITIZE if sanitize else []
     includes = [f"-I{path}" for path in (make.CSRC, HERE, make.generated_headers())]
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
@@ -135,5 +129,6 @@ def load_from(path: Path) -> ModuleType:
 
 @functools.cache
 def load() -> ModuleType:
-    """The emulator with every kernel of the checkout."""
-    return load_from(build(builder().images()))
+    """The emulator with every kernel of the checkout, or the library that SUPERL8_EMULATOR_LIBRARY names."""
+    given = os.environ.get("SUPERL8_EMULATOR_LIBRARY")
+    return load_from(Path(given) if given else build(builder().images()))

@@ -3,7 +3,9 @@
 
 import ctypes
 import functools
+import os
 import sys
+from pathlib import Path
 
 import emulator
 
@@ -14,7 +16,7 @@ class ProbeParams(ctypes.Structure):
     _fields_ = [("input", ctypes.c_void_p), ("output", ctypes.c_void_p), ("n", ctypes.c_int)]
 
 
-def build(sanitize: bool | None = None):
+def build(sanitize: bool = False) -> Path:
     """Link probe_kernels.cu with the emulator; the library's path. sanitize as emulator.build() takes it."""
     image = emulator.builder().Image(emulator.HERE / "probe_kernels.cu", None)
     return emulator.build([image], module=False, sanitize=sanitize)
@@ -22,7 +24,8 @@ def build(sanitize: bool | None = None):
 
 @functools.cache
 def library() -> emulator.Library:
-    return emulator.Library(build())
+    given = os.environ.get("SUPERL8_EMULATOR_LIBRARY")
+    return emulator.Library(Path(given) if given else build())
 
 
 def main(kernel: str, threads: str, shared_bytes: str, n: str) -> None:

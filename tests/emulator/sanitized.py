@@ -4,14 +4,15 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 from emulator import HERE, builder
 
 
-def run_sanitized(arguments: list[str], timeout_s: float) -> subprocess.CompletedProcess:
+def run_sanitized(arguments: list[str], library: Path, timeout_s: float) -> subprocess.CompletedProcess:
     """Run `python *arguments` with the sanitizers in force; stdout and stderr come back together, as text.
 
-    What the process needs of the emulator should be built before, or the compiler runs under the sanitizer too.
+    library  what emulator.load() loads there: built before, since a compiler would be slow under the sanitizer
     """
     compiler = builder().toolchain.gxx().split()
     # libstdc++ too: else the sanitizer finds no exceptions to intercept, and a launcher that raises ends the process
@@ -27,7 +28,7 @@ def run_sanitized(arguments: list[str], timeout_s: float) -> subprocess.Complete
         "UBSAN_OPTIONS": "print_stacktrace=1",
         "PYTHONMALLOC": "malloc",  # every buffer gets its own guarded block
         "PYTHONPATH": os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")]),
-        "SUPERL8_EMULATOR_SANITIZE": "1",
+        "SUPERL8_EMULATOR_LIBRARY": str(library),
         "SUPERL8_EMULATOR_ORDER": "reverse",  # another order than the plain run has
     }
     return subprocess.run(

@@ -62,7 +62,7 @@ def test_an_overrun_stops_under_the_sanitizer(tmp_path):
         "x, out = numpy.ones((2, 64), numpy.float32), numpy.ones((2, 64), numpy.float32)\n"
         "module.rms_norm('fp32', out.ctypes.data, x.ctypes.data, 0, 0, 2, 64, 64, 1e-6, 0.0, 0)\n"
     )
-    done = run_sanitized(["-c", script], timeout_s=60)
+    done = run_sanitized(["-c", script], library, timeout_s=60)
     assert done.returncode != 0
     assert "AddressSanitizer: heap-buffer-overflow" in done.stdout
     assert "norm.cu" in done.stdout

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """AddressSanitizer and UBSan see what kernels do, and find nothing in ours."""
 
+import os
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 import emulator
@@ -19,25 +22,29 @@ from emulator.sanitized import run_sanitized
     ],
 )
 def test_sanitizers_stop_a_broken_kernel(kernel, threads, shared_bytes, n, finding):
-    probe.build(sanitize=True)
+    library = probe.build(sanitize=True)
     arguments = [str(emulator.HERE / "probe.py"), kernel, str(threads), str(shared_bytes)]
-    broken = run_sanitized([*arguments, str(n)], timeout_s=60)
+    broken = run_sanitized([*arguments, str(n)], library, timeout_s=60)
     assert broken.returncode != 0
     assert finding in broken.stdout
     assert "probe_kernels.cu" in broken.stdout  # the report names the source line
     if n:  # one less is within bounds
-        sound = run_sanitized([*arguments, str(n - 1)], timeout_s=60)
+        sound = run_sanitized([*arguments, str(n - 1)], library, timeout_s=60)
         assert sound.returncode == 0, sound.stdout
         assert "ran to the end" in sound.stdout
 
 
 def test_kernels_are_clean_under_sanitizers():
-    """Every seventh kernel test, which is some of every kernel's: all of them take a quarter of an hour."""
-    emulator.build(emulator.builder().images(), sanitize=True)
-    done = run_sanitized(
+    """Every kernel test once more, in as many processes as there are cores."""
+    library = emulator.build(emulator.builder().images(), sanitize=True)
+    processes = len(os.sched_getaffinity(0))
+
+    def run_part(part):
         # --capture=sys leaves the sanitizer's own report alone
-        ["-m", "pytest", "-v", "-x", "--capture=sys", "--every=7", "tests/ops", "-m", "not gpu and not slow"],
-        timeout_s=900,
-    )
-    assert done.returncode == 0, done.stdout[-8000:]
-    assert " passed" in done.stdout
+        options = ["-v", "-x", "--capture=sys", f"--part={part}/{processes}", "-m", "not gpu and not slow"]
+        return run_sanitized(["-m", "pytest", *options, "tests/ops"], library, timeout_s=900)
+
+    with ThreadPoolExecutor(processes) as pool:
+        for done in pool.map(run_part, range(processes)):
+            assert done.returncode == 0, done.stdout[-8000:]
+            assert " passed" in done.stdout
