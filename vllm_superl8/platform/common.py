@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+    from vllm.v1.attention.selector import AttentionSelectorConfig
 
 logger = logging.getLogger(__name__)
 
@@ -97,3 +98,39 @@ def register_triton_overrides(device: str) -> None:
     from vllm_superl8.platform.triton_overrides import overrides
 
     register_kernels(overrides(device))
+
+
+class SharedPlatform:
+    """The hooks that both platforms answer alike; stands before vLLM's class in their bases."""
+
+    device_type: str
+
+    @classmethod
+    def import_kernels(cls) -> None:
+        """Nothing to import: the stand-ins are in place already."""
+
+    @classmethod
+    def import_ir_kernels(cls) -> None:
+        import_ir_kernels()
+
+    @classmethod
+    def pre_register_and_update(cls, parser=None) -> None:
+        pre_register()
+
+    @classmethod
+    def get_default_ir_op_priority(cls, vllm_config: "VllmConfig"):
+        return ir_op_priority(vllm_config)
+
+    @classmethod
+    def get_attn_backend_cls(
+        cls, selected_backend, attn_selector_config: "AttentionSelectorConfig", num_heads: int | None = None
+    ) -> str:
+        path = attention_backend(cls, selected_backend, attn_selector_config)
+        return path or super().get_attn_backend_cls(selected_backend, attn_selector_config, num_heads)
+
+    @classmethod
+    def register_triton_kernel_overrides(cls) -> None:
+        from vllm.triton_utils import HAS_TRITON
+
+        if not HAS_TRITON:
+            register_triton_overrides(cls.device_type)

@@ -18,10 +18,9 @@ from vllm.platforms.interface import DeviceCapability  # noqa: E402
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
-    from vllm.v1.attention.selector import AttentionSelectorConfig
 
 
-class VoltaPlatform(CudaPlatform):
+class VoltaPlatform(common.SharedPlatform, CudaPlatform):
     """vLLM's CUDA platform as far as it goes on Volta, our kernels where it does not."""
 
     @classmethod
@@ -41,33 +40,10 @@ class VoltaPlatform(CudaPlatform):
         """Every dtype of supported_dtypes is served on every capability, so there is nothing to refuse."""
 
     @classmethod
-    def import_kernels(cls) -> None:
-        """Nothing to import: the stand-ins are in place already."""
-
-    @classmethod
-    def import_ir_kernels(cls) -> None:
-        common.import_ir_kernels()
-
-    @classmethod
-    def pre_register_and_update(cls, parser=None) -> None:
-        common.pre_register()
-
-    @classmethod
     def apply_config_platform_defaults(cls, vllm_config: "VllmConfig") -> None:
         from vllm.triton_utils import HAS_TRITON
 
         common.apply_defaults(vllm_config, compile_by_default=HAS_TRITON)
-
-    @classmethod
-    def get_default_ir_op_priority(cls, vllm_config: "VllmConfig"):
-        return common.ir_op_priority(vllm_config)
-
-    @classmethod
-    def get_attn_backend_cls(
-        cls, selected_backend, attn_selector_config: "AttentionSelectorConfig", num_heads: int | None = None
-    ) -> str:
-        path = common.attention_backend(cls, selected_backend, attn_selector_config)
-        return path or super().get_attn_backend_cls(selected_backend, attn_selector_config, num_heads)
 
     @classmethod
     def get_supported_vit_attn_backends(cls):
@@ -100,10 +76,3 @@ class VoltaPlatform(CudaPlatform):
     @classmethod
     def support_deep_gemm(cls) -> bool:
         return False
-
-    @classmethod
-    def register_triton_kernel_overrides(cls) -> None:
-        from vllm.triton_utils import HAS_TRITON
-
-        if not HAS_TRITON:
-            common.register_triton_overrides("cuda")
