@@ -159,9 +159,9 @@ def test_block_gemm_takes_no_rows(kernels):
 
 def test_block_gemm_refuses_what_it_cannot_multiply(kernels):
     w, (x, x_scales) = weights("q4_k", 4, 512), activations(2, 512)
-    with pytest.raises(TypeError, match="x is torch.float32 with torch.float32 scales, wanted int8"):
+    with pytest.raises(TypeError, match=r"x is torch\.float32 with torch\.float32 scales, wanted int8"):
         kernels.run("block_gemm", x.float(), x_scales, w.planes, "q4_k", None, torch.float16)
-    with pytest.raises(TypeError, match="out_dtype is torch.float64"):
+    with pytest.raises(TypeError, match=r"out_dtype is torch\.float64"):
         kernels.run("block_gemm", x, x_scales, w.planes, "q4_k", None, torch.float64)
     with pytest.raises(ValueError, match=r"scales \(2, 4\), wanted one for every 32 columns"):
         kernels.run("block_gemm", x, x_scales[:, :4], w.planes, "q4_k", None, torch.float16)

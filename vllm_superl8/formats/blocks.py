@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Formats of weights whose bytes hold codes and their own scales: a matrix (n, k) as planes, and what they mean.
 
-A GGUF block mixes codes, high bits and scales in 18 to 210 bytes, which no wide load can fetch. Here each of these parts
-has a tensor of its own, a *plane* (n, bytes a row): same bytes in all, rearranged once at load. layout.LAYOUTS lists the
-planes of a format. Rows stay rows, so that planes of several matrices of one format can be put one below the other.
+A GGUF block mixes codes, high bits and scales in 18 to 210 bytes, which no wide load can fetch. Here each of these
+parts has a tensor of its own, a *plane* (n, bytes a row): as many bytes in all, rearranged once at load. LAYOUTS lists
+the planes of a format. Rows stay rows: planes of several matrices of one format can be put one below the other.
 """
 
 from collections.abc import Callable

@@ -6,7 +6,7 @@ Oracle: ``gguf.quants.dequantize``. Device codec: csrc/formats/gguf_basic.cuh.
 
 import torch
 
-from vllm_superl8.formats.bits import fields, pack1, unpack1, unpack4
+from vllm_superl8.formats.bits import UNIT, fields, pack1, unpack1, unpack4
 from vllm_superl8.formats.blocks import Codec, Decoded, halves, signed
 
 
@@ -45,6 +45,18 @@ def _pack_q8_0(blocks):
 
 def _decode_q8_0(first, last, d):
     return Decoded(torch.cat((first, last), -1).view(torch.int8), halves(d))
+
+
+def quantize_q8_0(weight: torch.Tensor) -> list[torch.Tensor]:
+    """weight (n, k) float, k a multiple of 32 -> planes of "q8_0": scale max|w| / 127 rounded to fp16, codes with that.
+
+    A group whose scale is too large or too small for fp16 is infinite or zero.
+    """
+    groups = weight.float().unflatten(1, (-1, UNIT))
+    scales = (groups.abs().amax(-1) / 127).half()
+    codes = torch.round(groups / scales.float().unsqueeze(-1)).nan_to_num(0.0).clamp(-127, 127).to(torch.int8)
+    first, last = codes.view(torch.uint8).split(UNIT // 2, -1)
+    return [first.flatten(1).contiguous(), last.flatten(1).contiguous(), scales.view(torch.uint8)]
 
 
 CODECS = {

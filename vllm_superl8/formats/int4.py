@@ -22,7 +22,10 @@ GROUP_SIZES = (32, 64, 128)
 
 
 def pack(codes: torch.Tensor) -> torch.Tensor:
-    """codes (..., k) of 0 to 15, any integer dtype -> (..., k / 2) uint8. Raises ValueError for odd k or other codes."""
+    """codes (..., k) of 0 to 15, any integer dtype -> (..., k / 2) uint8.
+
+    Raises ValueError for odd k or other codes.
+    """
     if codes.shape[-1] % 2:
         raise ValueError(f"int4.pack: rows of {codes.shape[-1]} codes, wanted an even number")
     if codes.numel() and not (int(codes.min()) >= 0 and int(codes.max()) <= 15):

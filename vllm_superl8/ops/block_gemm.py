@@ -18,8 +18,8 @@ def _check(x, x_scales, planes, format, out_dtype) -> blocks.Layout:
     k = x.shape[-1]
     if x.dtype != torch.int8 or x_scales.dtype != torch.float32:
         raise TypeError(
-            f"block_gemm: x is {x.dtype} with {x_scales.dtype} scales, wanted int8 and float32 (quantize_int8(x, {UNIT}) "
-            "makes them)"
+            f"block_gemm: x is {x.dtype} with {x_scales.dtype} scales, wanted int8 and float32, as quantize_int8(x, "
+            f"{UNIT}) makes them"
         )
     if out_dtype not in DTYPE_NAMES:
         raise TypeError(f"block_gemm: out_dtype is {out_dtype}, wanted one of {', '.join(map(str, DTYPE_NAMES))}")
@@ -85,8 +85,8 @@ block_gemm = register(
 
 x          (..., k) int8
 x_scales   (..., k / 32) float32
-planes     the weight (n, k) in a format of formats.layout.LAYOUTS that has planes; contiguous (formats.blocks.pack makes
-           them from GGUF rows, formats.int4.quantize from floats)
+planes     the weight (n, k) in a format of formats.layout.LAYOUTS that has planes; contiguous. formats.blocks.pack
+           makes them from GGUF rows, formats.int4.quantize from floats
 format     its name, such as "q4_k" or "int4"
 bias       (n), any float dtype (rounded to out_dtype first), or None
 returns    (..., n) in out_dtype: float16, bfloat16 or float32
