@@ -19,6 +19,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
     VocabParallelEmbedding,
 )
 
+from vllm_superl8.quant.blocks import BlockLinearMethod
 from vllm_superl8.quant.embedding import Int8EmbeddingMethod
 from vllm_superl8.quant.gguf.engine_args import LOAD_FORMAT
 from vllm_superl8.quant.linear import Int8LinearMethod
@@ -43,8 +44,7 @@ class Superl8Config(QuantizationConfig):
     @property
     def group_size(self) -> int:
         """Columns that share a scale, in weights and activations; -1 for the whole row."""
-        config = get_current_vllm_config_or_none()
-        return self.options.group_size(config is not None and config.load_config.load_format == LOAD_FORMAT)
+        return self.options.group_size(_is_gguf())
 
     @property
     def options(self) -> Options:
@@ -82,7 +82,7 @@ class Superl8Config(QuantizationConfig):
         if isinstance(layer, LinearBase):
             if self._ignores(prefix) or not _k_is_served(layer, prefix):
                 return UnquantizedLinearMethod()
-            return Int8LinearMethod(self.group_size)
+            return BlockLinearMethod(prefix) if options.in_blocks(_is_gguf()) else Int8LinearMethod(self.group_size)
         if isinstance(layer, RoutedExperts):
             if not options.moe or self._ignores(prefix):
                 return UnquantizedFusedMoEMethod(layer.moe_config)
@@ -93,6 +93,11 @@ class Superl8Config(QuantizationConfig):
         return should_ignore_layer(
             prefix, ignore=self.options.ignore, fused_mapping=self.packed_modules_mapping, use_fnmatch=True
         )
+
+
+def _is_gguf() -> bool:
+    config = get_current_vllm_config_or_none()
+    return config is not None and config.load_config.load_format == LOAD_FORMAT
 
 
 def _k_is_served(layer: LinearBase, prefix: str) -> bool:
