@@ -118,11 +118,13 @@ class Superl8Writer:
 
     def __exit__(self, kind, error, traceback) -> None:
         with contextlib.closing(self._file), contextlib.closing(self._journal):
-            if kind is None:
-                self._finish()
-            elif self.resume_key is None:
-                self.partial.unlink()
-                self.journal_path.unlink()
+            try:
+                if kind is None:
+                    self._finish()
+            finally:
+                if self.resume_key is None:
+                    self.partial.unlink(missing_ok=True)
+                    self.journal_path.unlink(missing_ok=True)
 
     def _write(self, data: memoryview) -> dict[str, int]:
         end = self._file.tell()
