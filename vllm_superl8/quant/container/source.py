@@ -9,12 +9,9 @@ from typing import Any, Protocol
 
 import torch
 
-from vllm_superl8.checkpoint.gguf_config import config_dict, hf_config
 from vllm_superl8.checkpoint.gguf_header import MAGIC, read_model
-from vllm_superl8.checkpoint.gguf_snapshot import snapshot
 from vllm_superl8.checkpoint.hf_folder import HfFolder
 from vllm_superl8.checkpoint.superl8_header import ContainerError
-from vllm_superl8.quant.gguf.weights import check, weights
 
 
 class Source(Protocol):
@@ -62,7 +59,12 @@ class _Gguf:
     group_size = 128
 
     def __init__(self, path: Path):
-        self.path = path
+        # Here, because they import transformers and vLLM, which takes long and folders do not need.
+        from vllm_superl8.checkpoint.gguf_config import config_dict, hf_config
+        from vllm_superl8.checkpoint.gguf_snapshot import snapshot
+        from vllm_superl8.quant.gguf.weights import check, weights
+
+        self.path, self._weights = path, weights
         self._header = read_model(path)
         self._config = hf_config(self._header, config_dict(self._header))
         folder = snapshot(self._header, lambda config: check(self._header, config))
@@ -78,7 +80,7 @@ class _Gguf:
         return sum(experts if "_exps." in name else 1 for name in self._header.tensors)
 
     def tensors(self, skip: Collection[str] = ()) -> Iterator[tuple[str, torch.Tensor]]:
-        for name, value in weights(self._header, self._config, self._dtype):
+        for name, value in self._weights(self._header, self._config, self._dtype):
             if name not in skip:
                 yield name, value
 
