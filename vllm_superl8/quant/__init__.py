@@ -3,8 +3,9 @@
 
 
 def register() -> None:
-    """Make ``--quantization superl8``, our experts and the GGUF loader known to vLLM. Idempotent."""
-    from vllm_superl8.quant import config, gguf, moe  # noqa: F401  (config registers itself on import)
+    """Make ``--quantization superl8``, our experts and the loaders of single files known to vLLM. Idempotent."""
+    from vllm_superl8.quant import config, container, gguf, moe  # noqa: F401  (config registers itself on import)
 
     moe.register()
     gguf.register()
+    container.register()

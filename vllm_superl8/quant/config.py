@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from vllm.config import get_current_vllm_config_or_none
 from vllm.logger import init_logger
-from vllm.model_executor.layers.fused_moe import RoutedExperts
+from vllm.model_executor.layers.fused_moe import GateLinear, RoutedExperts
 from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
 from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
 from vllm.model_executor.layers.quantization import QUANTIZATION_METHODS, register_quantization_config
@@ -20,11 +20,13 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
 )
 
 from vllm_superl8.quant.blocks import BlockLinearMethod
+from vllm_superl8.quant.container.layers import Layers, group_size_of, layers_in_force
 from vllm_superl8.quant.embedding import Int8EmbeddingMethod
 from vllm_superl8.quant.gguf.engine_args import LOAD_FORMAT
 from vllm_superl8.quant.linear import Int8LinearMethod
 from vllm_superl8.quant.moe import Int8MoEMethod
-from vllm_superl8.quant.options import Options
+from vllm_superl8.quant.options import GROUP_SIZE, Options
+from vllm_superl8.quant.stored import StoredInt8LinearMethod, StoredInt8MoEMethod
 
 logger = init_logger(__name__)
 
@@ -32,7 +34,8 @@ NAME = "superl8"
 
 
 class Superl8Config(QuantizationConfig):
-    """Online W8A8: fp16, bf16 or fp32 weights are quantised layer by layer while they load.
+    """W8A8: fp16, bf16 or fp32 weights are quantised layer by layer while they load, codes of ``.superl8`` files taken
+    as they are.
 
     Raises ValueError for unknown or contradictory options (see quant.options).
     """
@@ -40,6 +43,18 @@ class Superl8Config(QuantizationConfig):
     def __init__(self, options: Options | None = None):
         super().__init__()
         self._given = options
+        self._mapper: Any = None
+        self._layers: Layers | None = None
+
+    def apply_vllm_mapper(self, hf_to_vllm_mapper: Any) -> None:
+        self._mapper = hf_to_vllm_mapper
+
+    @property
+    def layers(self) -> Layers | None:
+        """What is stored for each layer, when the checkpoint is a ``.superl8`` file."""
+        if self._layers is None:
+            self._layers = layers_in_force(self._mapper)
+        return self._layers
 
     @property
     def group_size(self) -> int:
@@ -80,14 +95,42 @@ class Superl8Config(QuantizationConfig):
             wanted = options.embedding and not self._ignores(prefix)
             return Int8EmbeddingMethod() if wanted else UnquantizedEmbeddingMethod()
         if isinstance(layer, LinearBase):
-            if self._ignores(prefix) or not _k_is_served(layer, prefix):
+            # Rounding a router sends tokens to other experts; most models of vLLM's leave theirs in 16 bit anyway.
+            if isinstance(layer, GateLinear) or self._ignores(prefix) or not _k_is_served(layer, prefix):
                 return UnquantizedLinearMethod()
-            return BlockLinearMethod(prefix) if options.in_blocks(_is_gguf()) else Int8LinearMethod(self.group_size)
+            return self._linear(prefix)
         if isinstance(layer, RoutedExperts):
             if not options.moe or self._ignores(prefix):
                 return UnquantizedFusedMoEMethod(layer.moe_config)
-            return Int8MoEMethod(layer.moe_config, self.group_size, prefix)
+            return self._experts(layer, prefix)
         return None
+
+    def _linear(self, prefix: str) -> QuantizeMethodBase:
+        if self.options.in_blocks(_is_gguf()):
+            return BlockLinearMethod(prefix)
+        if self.layers is None:
+            return Int8LinearMethod(self.group_size)
+        stored = self.layers.linear(prefix, self.packed_modules_mapping)
+        if stored.kind == "raw":
+            return UnquantizedLinearMethod()
+        if stored.kind == "other" or len(set(stored.group_sizes.values())) > 1:
+            logger.warning("superl8: %s is quantised again, to int8: no kernel takes it as it is stored", prefix)
+            return Int8LinearMethod(GROUP_SIZE)
+        group_size = group_size_of(stored.group_sizes, self.options.activation, prefix)
+        return StoredInt8LinearMethod(stored.names, max(stored.group_sizes.values()), group_size, prefix)
+
+    def _experts(self, layer: RoutedExperts, prefix: str) -> QuantizeMethodBase:
+        if self.layers is None:
+            return Int8MoEMethod(layer.moe_config, self.group_size, prefix)
+        stored = self.layers.experts(prefix)
+        if stored.kind == "raw":
+            return UnquantizedFusedMoEMethod(layer.moe_config)
+        down = stored.group_sizes.get(layer.ckpt_down_proj_name)
+        up = {size for part, size in stored.group_sizes.items() if part != layer.ckpt_down_proj_name}
+        if stored.kind == "other" or down is None or len(up) != 1:
+            logger.warning("superl8: %s are quantised again, to int8: no kernel takes them as they are stored", prefix)
+            return Int8MoEMethod(layer.moe_config, GROUP_SIZE, prefix)
+        return StoredInt8MoEMethod(layer.moe_config, stored.names, (up.pop(), down), prefix)
 
     def _ignores(self, prefix: str) -> bool:
         return should_ignore_layer(
