@@ -19,6 +19,8 @@ from compressed_tensors.quantization.utils import calculate_qparams
 from models import tiny
 from safetensors.torch import load_file, save_file
 
+from vllm_superl8.formats import int4
+
 Packed = tuple[dict[str, torch.Tensor], torch.Tensor]
 
 NF4 = [-1.0, -0.6961928, -0.52507305, -0.39491749, -0.28444138, -0.18477343, -0.09105004, 0.0]
@@ -30,7 +32,7 @@ NF4 += [0.0795803, 0.1609302, 0.2461123, 0.33791524, 0.44070983, 0.562617, 0.722
 class Scheme:
     """A way to store a model.
 
-    config  its quantization_config
+    config  its quantization_config; empty: a 16-bit checkpoint
     pack    weight -> Packed
     """
 
@@ -54,7 +56,8 @@ def write(scheme: Scheme, folder: Path, model="qwen3"):
         _set(state, name, values)
     save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": scheme.config}))
+    if scheme.config:
+        (folder / "config.json").write_text(json.dumps({**config, "quantization_config": scheme.config}))
     return built
 
 
@@ -105,7 +108,7 @@ def _parameters(weight: torch.Tensor, args: QuantizationArgs) -> dict[str, torch
     else:
         blocks = weight.unflatten(1, (-1, args.group_size or k))
         if args.actorder:
-            group_of = torch.randperm(k, generator=torch.Generator().manual_seed(n)) // args.group_size
+            group_of = torch.randperm(k, generator=torch.Generator().manual_seed(k)) // args.group_size
             blocks = weight[:, torch.argsort(group_of, stable=True)].unflatten(1, (-1, args.group_size))
             extra["weight_g_idx"] = group_of.int()
     if args.num_bits == 4 and args.type == "float" and args.group_size == 16:
@@ -145,7 +148,7 @@ def gptq(bits: int, group_size: int, desc_act=False, sym=True, version=1) -> Sch
         size = k if group_size == -1 else group_size
         group_of = torch.arange(k) // size
         if desc_act:
-            group_of = group_of[torch.randperm(k, generator=torch.Generator().manual_seed(weight.shape[0]))]
+            group_of = group_of[torch.randperm(k, generator=torch.Generator().manual_seed(k))]
         order = torch.argsort(group_of, stable=True)
         codes, scales, zeros, values = _asymmetric(weight[:, order], bits, size, sym)
         back = torch.argsort(order)
@@ -242,6 +245,15 @@ def bitsandbytes_nf4(nested: bool) -> Scheme:
         return stored, values
 
     return Scheme({"quant_method": "bitsandbytes", "load_in_4bit": True}, pack)
+
+
+def rounded_to_4_bits() -> Scheme:
+    """A 16-bit checkpoint whose values are those that option weight_bits=4 makes of them."""
+
+    def pack(weight: torch.Tensor) -> Packed:
+        return {"weight": weight}, int4.dequantize(int4.quantize(weight, 64, symmetric=False))
+
+    return Scheme({}, pack)
 
 
 TOKEN = {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True, "symmetric": True}

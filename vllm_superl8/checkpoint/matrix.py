@@ -68,6 +68,7 @@ class Matrix:
     zeros       codes have zero points
     ordered     columns of a group are not neighbours (activation order)
     shifted     the checkpoint quantises its activations around a zero point
+    half_scales scales are stored in fp16
     """
 
     name: str
@@ -80,6 +81,7 @@ class Matrix:
     zeros: bool = False
     ordered: bool = False
     shifted: bool = False
+    half_scales: bool = False
 
 
 def group_count(k: int, group_size: int, name: str) -> int:

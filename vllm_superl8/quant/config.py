@@ -22,16 +22,17 @@ from vllm.platforms import current_platform
 
 from vllm_superl8.checkpoint.matrix import Matrix
 from vllm_superl8.checkpoint.schemes import READERS, reader
-from vllm_superl8.quant.checkpoint.linear import CheckpointLinearMethod
-from vllm_superl8.quant.checkpoint.moe import CheckpointMoEMethod
+from vllm_superl8.quant.checkpoint.linear import method as stored_linear_method
+from vllm_superl8.quant.checkpoint.moe import StoredMoEMethod
 from vllm_superl8.quant.checkpoint.source import Source, read
 from vllm_superl8.quant.checkpoint.stream import quantization_config
-from vllm_superl8.quant.checkpoint.targets import group_size
+from vllm_superl8.quant.checkpoint.targets import choose, int4_group_size
 from vllm_superl8.quant.embedding import Int8EmbeddingMethod
 from vllm_superl8.quant.gguf.engine_args import LOAD_FORMAT
+from vllm_superl8.quant.int4_linear import Int4LinearMethod
 from vllm_superl8.quant.linear import Int8LinearMethod
 from vllm_superl8.quant.moe import Int8MoEMethod
-from vllm_superl8.quant.options import Options
+from vllm_superl8.quant.options import INT4_GROUP_SIZE, Options
 
 logger = init_logger(__name__)
 
@@ -127,7 +128,7 @@ class Superl8Config(QuantizationConfig):
                 return UnquantizedLinearMethod()
             if self._source is not None:
                 return self._stored_linear(layer, prefix)
-            return Int8LinearMethod(self.group_size)
+            return self._online_linear(layer, prefix)
         if isinstance(layer, RoutedExperts):
             if not options.moe or self._ignores(prefix):
                 return UnquantizedFusedMoEMethod(layer.moe_config)
@@ -135,6 +136,13 @@ class Superl8Config(QuantizationConfig):
                 return self._stored_experts(layer, prefix)
             return Int8MoEMethod(layer.moe_config, self.group_size, prefix)
         return None
+
+    def _online_linear(self, layer: LinearBase, prefix: str) -> QuantizeMethodBase:
+        if self.options.weight_bits == 4:
+            if size := int4_group_size(INT4_GROUP_SIZE, _k_of(layer)):
+                return Int4LinearMethod(size)
+            logger.warning("superl8: %s has int8 weights, its K of %d is not a multiple of 32", prefix, _k_of(layer))
+        return Int8LinearMethod(self.group_size)
 
     def _stored_linear(self, layer: LinearBase, prefix: str) -> QuantizeMethodBase:
         parts = self._source.parts(prefix, self.packed_modules_mapping)
@@ -147,14 +155,14 @@ class Superl8Config(QuantizationConfig):
                     ", ".join(part.name for part in stored),
                 )
             return UnquantizedLinearMethod()
-        size = group_size(stored, _k_of(layer), self.options, prefix)
-        return CheckpointLinearMethod(stored, size)
+        k = _k_of(layer)
+        return stored_linear_method(stored, choose(stored, k, k != layer.input_size, self.options, prefix))
 
     def _stored_experts(self, layer: RoutedExperts, prefix: str) -> QuantizeMethodBase:
         parts: list[Matrix] = self._source.experts(prefix)
         wanted = layer.moe_config.num_logical_experts * (3 if layer.moe_config.is_act_and_mul else 2)
         if len(parts) == wanted:
-            return CheckpointMoEMethod(layer.moe_config, parts, self.options, prefix)
+            return StoredMoEMethod(layer.moe_config, parts, self.options, prefix)
         if parts:
             logger.warning(
                 "superl8: %s stays in 16 bit, %d of its %d matrices are quantised in the checkpoint",

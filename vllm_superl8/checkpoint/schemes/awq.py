@@ -37,7 +37,10 @@ def _matrix(name: str, group_size: int, has_zeros: bool, stored: dict[str, Store
     if has_zeros:
         needed(stored, name, "qzeros", why).expect((groups, words), why, ("I32",))
         tensors.append("qzeros")
-    return Matrix(name, (n, k), why, BITS, group_size, tuple(tensors), partial(_decode), zeros=has_zeros)
+    half = stored[f"{name}.scales"].dtype == "F16"
+    return Matrix(
+        name, (n, k), why, BITS, group_size, tuple(tensors), partial(_decode), zeros=has_zeros, half_scales=half
+    )
 
 
 def _decode(tensors) -> Codes:

@@ -112,7 +112,7 @@ def _integers(name: str, weights: dict[str, Any], stored: dict[str, Stored], pac
     decode = partial(_decode_integers, bits=bits, n=n, k=k, groups=groups, packed_zeros=packed_zeros)
     return Matrix(
         name, (n, k), f"{why} {group_size if group_size != -1 else ''}".strip(), bits, group_size, tuple(tensors),
-        decode, zeros=zeros, ordered=ordered,
+        decode, zeros=zeros, ordered=ordered, half_scales=scale.dtype == "F16",
     )  # fmt: skip
 
 

@@ -63,7 +63,10 @@ def _matrix(name: str, config: dict[str, Any], stored: dict[str, Stored], add: i
     scheme = why + (", activation order" if config.get("desc_act") else "")
     decode = partial(_decode, name=name, bits=bits, add=add)
     ordered = ordered and bool(config.get("desc_act")) and groups > 1
-    return Matrix(name, (n, k), scheme, bits, group_size, tuple(tensors), decode, zeros, ordered)
+    half = stored[f"{name}.scales"].dtype == "F16"
+    return Matrix(
+        name, (n, k), scheme, bits, group_size, tuple(tensors), decode, zeros=zeros, ordered=ordered, half_scales=half
+    )
 
 
 def _decode(tensors, name, bits, add) -> Codes:

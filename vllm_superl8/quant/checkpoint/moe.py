@@ -8,12 +8,12 @@ from vllm.model_executor.utils import set_weight_attrs
 
 from vllm_superl8.checkpoint.matrix import Matrix
 from vllm_superl8.quant.checkpoint.linear import checked
-from vllm_superl8.quant.checkpoint.targets import group_size
+from vllm_superl8.quant.checkpoint.targets import Target, int8_group_size
 from vllm_superl8.quant.moe import Int8MoEMethod
 from vllm_superl8.quant.options import Options
 
 
-class CheckpointMoEMethod(Int8MoEMethod):
+class StoredMoEMethod(Int8MoEMethod):
     """W8A8 experts from stored matrices.
 
     parts  the checkpoint's matrices of these experts
@@ -26,7 +26,7 @@ class CheckpointMoEMethod(Int8MoEMethod):
     def __init__(self, moe, parts: list[Matrix], options: Options, prefix: str):
         super().__init__(moe, -1, prefix)
         self.parts, self.options = parts, options
-        self.targets: dict[str, int] = {}
+        self.targets: dict[str, Target] = {}
 
     def create_weights(
         self,
@@ -44,9 +44,11 @@ class CheckpointMoEMethod(Int8MoEMethod):
             "w2": (num_experts, hidden_size, intermediate_size_per_partition),
         }
         # A stored matrix does not say which of the two it is, so both get the groups that both can have.
-        sizes = {group_size(self.parts, shape[-1], self.options, f"{self.prefix}.{w}") for w, shape in shapes.items()}
-        size = min(sizes)
-        self.targets = {part.name: size for part in self.parts}
+        size = min(
+            int8_group_size(self.parts, shape[-1], self.options, f"{self.prefix}.{name}")
+            for name, shape in shapes.items()
+        )
+        self.targets = {part.name: Target("int8", size) for part in self.parts}
         scheme = FusedMoeWeightScaleSupported.CHANNEL if size == -1 else FusedMoeWeightScaleSupported.GROUP
         attrs = {**extra_weight_attrs, "weight_loader": checked(extra_weight_attrs["weight_loader"])}
         for name, shape in shapes.items():

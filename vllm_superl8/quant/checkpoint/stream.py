@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The tensors of a quantised checkpoint on their way to the model: every scheme becomes int8 codes and scales."""
+"""The tensors of a quantised checkpoint on their way to the model: every scheme becomes int8 or int4 codes."""
 
 import math
 from collections import Counter
@@ -13,9 +13,10 @@ from vllm.config import ModelConfig
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
 
-from vllm_superl8.checkpoint.convert import to_int8, values
+from vllm_superl8.checkpoint.convert import to_int4, to_int8, values
 from vllm_superl8.checkpoint.matrix import Codes, Matrix
 from vllm_superl8.quant.checkpoint.source import read
+from vllm_superl8.quant.checkpoint.targets import Target
 
 logger = init_logger(__name__)
 
@@ -36,7 +37,7 @@ def transform(model_config: ModelConfig, model: nn.Module, weights: Iterator) ->
         return None
     matrices = read(model_config.model, model_config.revision, config)
     methods = [getattr(module, "quant_method", None) for module in model.modules()]
-    targets = {name: size for method in methods for name, size in getattr(method, "targets", {}).items()}
+    targets = {name: target for method in methods for name, target in getattr(method, "targets", {}).items()}
     return converted(weights, matrices, targets, model_config.dtype, current_platform.device_type)
 
 
@@ -52,7 +53,7 @@ def quantization_config(hf_config: Any) -> dict[str, Any] | None:
 def converted(
     weights: Iterator[tuple[str, torch.Tensor]],
     matrices: dict[str, Matrix],
-    targets: dict[str, int],
+    targets: dict[str, Target],
     dtype: torch.dtype,
     device: str,
 ) -> Iterator[tuple[str, torch.Tensor]]:
@@ -60,8 +61,9 @@ def converted(
 
     weights   of the checkpoint
     matrices  its quantised modules, by module path
-    targets   module path to group size: these become `weight` int8 and `weight_scale` float32 (n, groups); other
-              quantised modules become a `weight` in `dtype`
+    targets   module path to format: these become `weight` (codes) and `weight_scale` (n, groups), int4 ones perhaps
+              `weight_zero_point` (n, groups) and `weight_columns` (1, k); other quantised modules become a `weight` in
+              `dtype`
     device    where tensors are converted
 
     Raises ValueError, naming the tensor, if one never comes or contradicts the configuration.
@@ -85,7 +87,7 @@ def converted(
     report.log()
 
 
-def _convert(matrix: Matrix, tensors: dict[str, torch.Tensor], target: int | None, dtype, report: "_Report"):
+def _convert(matrix: Matrix, tensors: dict[str, torch.Tensor], target: Target | None, dtype, report: "_Report"):
     decoded = matrix.decode(tensors)
     if isinstance(decoded, Codes) and decoded.zeros is not None and not matrix.zeros:
         raise ValueError(f"{matrix.name}: stored zero points are not the middle, though its configuration is symmetric")
@@ -93,10 +95,21 @@ def _convert(matrix: Matrix, tensors: dict[str, torch.Tensor], target: int | Non
         report.kept(matrix)
         yield f"{matrix.name}.weight", values(decoded).to(dtype)
         return
-    codes, scales, sqnr = to_int8(decoded, target)
+    columns = None
+    if target.format == "int8":
+        *planes, sqnr = to_int8(decoded, target.group_size)
+    else:
+        try:
+            planes, columns, sqnr = to_int4(
+                decoded, target.group_size, target.format == "int4_zero", target.ordered, target.scale_dtype
+            )
+        except ValueError as error:
+            raise ValueError(f"{matrix.name}: {error}") from error
     report.converted(matrix, target, sqnr)
-    yield f"{matrix.name}.weight", codes
-    yield f"{matrix.name}.weight_scale", scales
+    for name, plane in zip(("weight", "weight_scale", "weight_zero_point"), planes, strict=False):
+        yield f"{matrix.name}.{name}", plane
+    if columns is not None:
+        yield f"{matrix.name}.weight_columns", columns.unsqueeze(0)
 
 
 class _Report:
@@ -120,12 +133,12 @@ class _Report:
             module = module.rpartition(".")[0]
         return bool(module) and last != "bias"
 
-    def converted(self, matrix: Matrix, target: int, sqnr: float) -> None:
-        how = "int8 codes as stored" if math.isinf(sqnr) else "converted to int8"
-        self._counts[matrix.scheme, f"{how}, {'one scale a row' if target == -1 else f'groups of {target}'}"] += 1
+    def converted(self, matrix: Matrix, target: Target, sqnr: float) -> None:
+        how = "codes as stored" if math.isinf(sqnr) else "converted"
+        self._counts[matrix.scheme, f"{how}, {target}"] += 1
         if not math.isinf(sqnr):
             self._sqnr.append((sqnr, matrix.name))
-            logger.debug("%s: %s converted to int8, %.1f dB", matrix.name, matrix.scheme, sqnr)
+            logger.debug("%s: %s converted to %s, %.1f dB", matrix.name, matrix.scheme, target, sqnr)
 
     def kept(self, matrix: Matrix) -> None:
         self._counts[matrix.scheme, "dequantised to 16 bit"] += 1
