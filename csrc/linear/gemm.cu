@@ -33,19 +33,13 @@
 #ifdef DEVICE_HALF
 constexpr int BAND = 8;  // tile rows
 
-struct RowsInOrder {
-    int first, m;
-    __device__ __forceinline__ int source(int i) const { return min(first + i, m - 1); }
-    __device__ __forceinline__ int out(int i) const { return first + i < m ? first + i : -1; }
-};
-
 template <class S>
 __device__ __forceinline__ void gemm(const W8A8Params& p) {
     const int tiles_m = (p.m + S::M - 1) / S::M, tiles_n = (p.n + S::N - 1) / S::N;
     const int band = blockIdx.x / (BAND * tiles_n), inside = blockIdx.x % (BAND * tiles_n);
     const int height = min(BAND, tiles_m - band * BAND);
     const RowsInOrder rows{(band * BAND + inside % height) * S::M, p.m};
-    int8_tile<S>(p, rows, inside / height * S::N);
+    int8_tile<S>(p, rows, inside / height * S::N, KSpan{0, p.k, p.groups});
 }
 
 #define GEMM_KERNEL(name, Shape) \

@@ -192,23 +192,45 @@ def test_w8a8_gemm_refuses_rows_of_other_lengths(kernels, k):
 
 
 @pytest.mark.parametrize(
-    ("m", "n", "grouped", "tile"),
+    ("m", "n", "k", "grouped", "tile"),
     [
-        (2048, 14336, False, "128x128"),
-        (1024, 4096, False, "128x128"),
-        (512, 4096, False, "64x64"),
-        (256, 4096, False, "64x64"),
-        (128, 4096, False, "64x64"),
-        (64, 14336, False, "32x32"),
-        (32, 14336, False, "32x32"),
-        (16, 14336, False, "16x64"),
-        (2048, 14336, True, "128x128"),
-        (128, 4096, True, "64x64"),
-        (32, 4096, True, "32x64"),
+        (2048, 14336, 4096, False, "128x128"),
+        (1024, 4096, 4096, False, "128x128"),
+        (512, 4096, 14336, False, "64x64"),
+        (256, 4096, 4096, False, "64x64"),
+        (128, 4096, 4096, False, "64x64"),
+        (64, 14336, 4096, False, "32x32"),
+        (32, 14336, 4096, False, "32x32"),
+        (16, 14336, 4096, False, "16x64"),
+        (2048, 14336, 4096, True, "128x128"),
+        (128, 4096, 4096, True, "64x64"),
+        (32, 14336, 4096, True, "32x64"),
     ],
 )
-def test_tiles_are_those_that_were_fastest_on_an_h200(m, n, grouped, tile):
-    assert linear.tile_for(m, n, grouped, units=132) == tile
+def test_tiles_are_those_that_were_fastest_on_an_h200(m, n, k, grouped, tile):
+    assert linear.plan_for(m, n, k, grouped, units=132) == linear.Plan(tile)
+
+
+@pytest.mark.parametrize("units", [68, 80, 132])
+@pytest.mark.parametrize("grouped", [False, True])
+def test_products_of_few_tiles_are_split(units, grouped):
+    for m in (9, 16):
+        plan = linear.plan_for(m, 1024, 4096, grouped, units)
+        assert plan.k_split is not None and plan.k_split % (512 if grouped else 128) == 0
+        assert linear.plan_for(m, 1024, 4096, grouped, units, may_split=False).k_split is None
+        assert linear.plan_for(m, 1024, 512, grouped, units).k_split is None
+    assert linear.plan_for(4096, 14336, 4096, grouped, units).k_split is None
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("groups", [1, 16])
+def test_w8a8_gemm_takes_its_plan(kernels, groups, dtype):
+    """n = 260 and k = 2048 on a V100's multiprocessors: split."""
+    o, bias = operands(20, 260, 2048, groups), scales(260, seed=9)
+    assert linear.plan_for(20, 260, 2048, groups > 1, 80).k_split is not None
+    got = run(kernels, o, bias, dtype)
+    assert got.dtype == dtype
+    assert relative_error(got, product(o, bias.to(dtype))) < arithmetic_limit("w8a8_gemm", dtype)
 
 
 def test_w8a8_gemm_refuses_an_unknown_tile(kernels):

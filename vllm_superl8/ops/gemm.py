@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """W8A8 matrix product by dp4a, int8 x int8 with fp32 scales."""
 
+import math
+
 import torch
 
 from vllm_superl8.device import multiprocessors
@@ -84,13 +86,19 @@ def w8a8_gemm_kernel(module, x, x_scales, weight, weight_scales, bias, out_dtype
     m = x.numel() // k
     arguments = (
         DTYPE_NAMES[out_dtype], ptr(out), ptr(x), ptr(x_scales), ptr(weight), ptr(weight_scales), ptr(bias),
-        m, n, k, groups, stream(x),
+        m, n, k, groups,
     )  # fmt: skip
     units = multiprocessors(x.device)
     if m <= linear.GEMV_MOST_ROWS:
-        module.w8a8_gemv(linear.k_warps_for(n, k, units), *arguments)
+        module.w8a8_gemv(linear.k_warps_for(n, k, units), *arguments, stream(x))
+        return out
+    aligned = k % 16 == 0 and ptr(x) % 16 == 0 and ptr(weight) % 16 == 0
+    plan = linear.plan_for(m, n, k, groups > 1, units, may_split=aligned)
+    if plan.k_split is None:
+        module.w8a8_gemm(plan.tile, *arguments, stream(x))
     else:
-        module.w8a8_gemm(linear.tile_for(m, n, groups > 1, units), *arguments)
+        partial = torch.empty(math.ceil(k / plan.k_split), m, n, dtype=torch.int32, device=x.device)
+        module.w8a8_gemm_split(plan.tile, *arguments, ptr(partial), plan.k_split, stream(x))
     return out
 
 
