@@ -7,12 +7,13 @@ import torch
 from vllm_superl8.ops import linear
 from vllm_superl8.ops.gemm import MOST_K
 from vllm_superl8.ops.registry import DTYPE_NAMES, OPS, ptr, stream
+from vllm_superl8.ops.tuning import SHIPPED
 
 from products import Operands, codes, integer_product, operands, product, scales
 from tolerances import arithmetic_limit, relative_error
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
-TILES = [(tile.m, tile.n, grouped) for grouped, tiles in linear.TILES.items() for tile in tiles]
+TILES = [(tile.m, tile.n, grouped) for grouped in (False, True) for tile in SHIPPED.tiles(grouped)]
 # around gemv's 8 rows and the tiles' 16, 32, 64 and 128
 ROW_COUNTS = [0, 1, 2, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 130]
 
@@ -70,7 +71,7 @@ def test_w8a8_gemm_tiles_scale_and_add_bias(kernels, tile_m, tile_n, grouped, dt
 @pytest.mark.parametrize("k", [16, 32, 48, 112, 128, 144, 400])
 def test_w8a8_gemm_takes_any_number_of_16_byte_chunks(kernels, k):
     o = operands(17, 19, k, 1)
-    for tile in linear.TILES[False]:
+    for tile in SHIPPED.per_row:
         assert relative_error(run_tile(kernels, tile.name, o), product(o)) < arithmetic_limit(
             "w8a8_gemm", torch.float32
         )

@@ -6,14 +6,14 @@ import math
 import pytest
 import torch
 
-from vllm_superl8.ops import linear
 from vllm_superl8.ops.registry import DTYPE_NAMES, ptr, stream
+from vllm_superl8.ops.tuning import SHIPPED
 
 from products import Operands, codes, integer_product, operands, product, scales
 from tolerances import arithmetic_limit, relative_error
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
-TILES = [(tile.m, tile.n, grouped) for grouped, tiles in linear.TILES.items() for tile in tiles if tile.may_split]
+TILES = [(tile.m, tile.n, grouped) for grouped in (False, True) for tile in SHIPPED.tiles(grouped) if tile.may_split]
 
 
 def run_split(kernels, tile, o: Operands, k_split, bias=None, dtype=torch.float32):

