@@ -122,6 +122,10 @@ class SharedPlatform:
         return ir_op_priority(vllm_config)
 
     @classmethod
+    def get_pass_manager_cls(cls) -> str:
+        return "vllm_superl8.platform.fusion.PassManager"
+
+    @classmethod
     def get_attn_backend_cls(
         cls, selected_backend, attn_selector_config: "AttentionSelectorConfig", num_heads: int | None = None
     ) -> str:
