@@ -98,7 +98,7 @@ def compressed_tensors(kind: str, weights: dict, activations: dict | None = None
 
 
 def _parameters(weight: torch.Tensor, args: QuantizationArgs) -> dict[str, torch.Tensor]:
-    n, k = weight.shape
+    k = weight.shape[1]
     extra = {}
     if args.strategy == "block":
         rows, columns = args.block_structure
