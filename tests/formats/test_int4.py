@@ -65,5 +65,5 @@ def test_int4_refuses_what_it_cannot_hold():
     for wrong, k in ((planes, 256), (planes[:1], 128), ([planes[0], planes[1].double()], 128)):
         with pytest.raises(ValueError, match="int4: planes are"):
             blocks.check_planes(wrong, LAYOUTS["int4"], k)
-    with pytest.raises(ValueError, match="int4_zero: planes are .* zeros"):
+    with pytest.raises(ValueError, match=r"int4_zero: planes are .* zeros"):
         blocks.check_planes(planes, LAYOUTS["int4_zero"], 128)

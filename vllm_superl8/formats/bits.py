@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Codes of a few bits, 32 at a time, in the order in which a kernel unpacks them (csrc/formats/blocks.cuh).
 
-Value 4 i + b of 32 belongs to byte b of word i, so that a shift and a mask give the four values of a dp4a word. Codes of
-5, 6 or 3 bits are kept as a plane of their low bits and one of their high bits.
+Value 4 i + b of 32 belongs to byte b of word i, so that a shift and a mask give the four values of a dp4a word. Codes
+of 3, 5 or 6 bits are kept as a plane of their low bits and one of their high bits.
 """
 
 import torch

@@ -18,8 +18,8 @@ def _check(x, x_scales, planes, format, out_dtype) -> blocks.Layout:
     k = x.shape[-1]
     if x.dtype != torch.int8 or x_scales.dtype != torch.float32:
         raise TypeError(
-            f"block_gemm: x is {x.dtype} with {x_scales.dtype} scales, wanted int8 and float32 (quantize_int8(x, {UNIT}) "
-            "makes them)"
+            f"block_gemm: x is {x.dtype} with {x_scales.dtype} scales, wanted int8 and float32, as quantize_int8(x, "
+            f"{UNIT}) makes them"
         )
     if out_dtype not in DTYPE_NAMES:
         raise TypeError(f"block_gemm: out_dtype is {out_dtype}, wanted one of {', '.join(map(str, DTYPE_NAMES))}")
@@ -60,11 +60,11 @@ def block_gemm_kernel(module, x, x_scales, planes, format, bias, out_dtype):
     k, n = x.shape[-1], planes[0].shape[0]
     m = x.numel() // k
     group_size, wide_scales = UNIT, False
-    if layout.codec == "int4":
+    if not layout.ggml:
         group_size, wide_scales = k // planes[1].shape[1], planes[1].dtype == torch.float32
     arguments = (
-        DTYPE_NAMES[out_dtype], ptr(out), ptr(x), ptr(x_scales), format, [ptr(plane) for plane in planes], group_size,
-        wide_scales, ptr(bias), m, n, k, stream(x),
+        DTYPE_NAMES[out_dtype], ptr(out), ptr(x), ptr(x_scales), format, [ptr(plane) for plane in planes],
+        ptr(blocks.codebook(layout, x.device)), group_size, wide_scales, ptr(bias), m, n, k, stream(x),
     )  # fmt: skip
     units = multiprocessors(x.device)
     if m <= linear.GEMV_MOST_ROWS:
@@ -85,8 +85,8 @@ block_gemm = register(
 
 x          (..., k) int8
 x_scales   (..., k / 32) float32
-planes     the weight (n, k) in a format of formats.layout.LAYOUTS that has planes; contiguous (formats.blocks.pack makes
-           them from GGUF rows, formats.int4.quantize from floats)
+planes     the weight (n, k) in a format of formats.layout.LAYOUTS that has planes; contiguous. formats.blocks.pack
+           makes them from GGUF rows, formats.int4.quantize from floats
 format     its name, such as "q4_k" or "int4"
 bias       (n), any float dtype (rounded to out_dtype first), or None
 returns    (..., n) in out_dtype: float16, bfloat16 or float32

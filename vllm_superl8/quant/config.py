@@ -22,6 +22,7 @@ from vllm.platforms import current_platform
 
 from vllm_superl8.checkpoint.matrix import Matrix
 from vllm_superl8.checkpoint.schemes import READERS, reader
+from vllm_superl8.quant.blocks import BlockLinearMethod
 from vllm_superl8.quant.checkpoint.linear import method as stored_linear_method
 from vllm_superl8.quant.checkpoint.moe import StoredMoEMethod
 from vllm_superl8.quant.checkpoint.source import Source, read
@@ -57,8 +58,7 @@ class Superl8Config(QuantizationConfig):
     @property
     def group_size(self) -> int:
         """Columns that share a scale, in weights and activations; -1 for the whole row."""
-        config = get_current_vllm_config_or_none()
-        return self.options.group_size(config is not None and config.load_config.load_format == LOAD_FORMAT)
+        return self.options.group_size(_is_gguf())
 
     @property
     def options(self) -> Options:
@@ -138,6 +138,8 @@ class Superl8Config(QuantizationConfig):
         return None
 
     def _online_linear(self, layer: LinearBase, prefix: str) -> QuantizeMethodBase:
+        if self.options.in_blocks(_is_gguf()):
+            return BlockLinearMethod(prefix)
         if self.options.weight_bits == 4:
             if size := int4_group_size(INT4_GROUP_SIZE, _k_of(layer)):
                 return Int4LinearMethod(size)
@@ -193,6 +195,11 @@ def _leave_kv_cache_in_16_bit(config: dict[str, Any]) -> None:
                     key,
                     wish,
                 )
+
+
+def _is_gguf() -> bool:
+    config = get_current_vllm_config_or_none()
+    return config is not None and config.load_config.load_format == LOAD_FORMAT
 
 
 def _k_is_served(layer: LinearBase, prefix: str) -> bool:

@@ -21,12 +21,13 @@ ACTIVATIONS = {"token": -1, "group128": GROUP_SIZE}
 class Options:
     """Choices of the method.
 
-    activation  "auto": "group128" for GGUF files, whose own scales are in groups, else "token".
+    activation  "auto": "token"; in GGUF files linear layers keep the file's own blocks and activations have a scale for
+                32 columns, experts take "group128".
                 "token": one scale a token and one a weight row (fastest).
                 "group128": one scale a token, or weight row, and 128 columns (more exact on models with outlier
                 channels); a K that is not a multiple of 128 is padded with zeros, in experts it keeps "token", which
                 the log says.
-    weight_bits None: 4 for layers that the checkpoint stores in 4 bits or fewer, else 8.
+    weight_bits None: 4 for layers that the checkpoint stores in 4 bits or fewer, else 8; GGUF blocks stay as they are.
                 8: 4-bit codes are multiplied as int8, exactly where they have groups of 128.
                 4: everything else is rounded to 4 bits in groups of 64 with zero points, too (half the memory, some
                 20 dB more error). Experts and vocabulary matrices have 8 bits.
@@ -54,6 +55,10 @@ class Options:
         for name in ("moe", "lm_head", "embedding"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"superl8 option {name}={getattr(self, name)!r}: wanted true or false")
+
+    def in_blocks(self, is_gguf: bool) -> bool:
+        """Whether linear layers keep the blocks of the file."""
+        return is_gguf and self.activation == "auto" and self.weight_bits is None
 
     def group_size(self, is_gguf: bool) -> int:
         """Columns that share a scale: 128, or -1 for the whole row."""
