@@ -4,8 +4,9 @@
 
 def register() -> None:
     """Make ``--quantization superl8``, our experts and what reads checkpoints known to vLLM. Idempotent."""
-    from vllm_superl8.quant import checkpoint, config, gguf, moe  # noqa: F401  (config registers itself on import)
+    from vllm_superl8.quant import checkpoint, config, container, gguf, moe  # noqa: F401  (config registers itself)
 
     moe.register()
     checkpoint.register()
     gguf.register()
+    container.register()
