@@ -8,14 +8,19 @@ import numpy as np
 import torch
 from gguf.constants import GGMLQuantizationType
 
-from vllm_superl8.formats import blocks, int4
+from vllm_superl8.formats import blocks, int3, int4
 from vllm_superl8.formats.layout import LAYOUTS
 
 FORMATS = [row.name for row in LAYOUTS.values() if row.planes]
 GGUF_FORMATS = [row.name for row in LAYOUTS.values() if row.ggml]
 
-HALVES = {"q4_0": (0,), "q4_1": (0, 2), "q5_0": (0,), "q8_0": (0,), "q4_k": (0, 2), "q6_k": (208,)}
-"""Where a file's block has fp16 numbers; any other byte may be any byte."""
+HALVES = {
+    "q4_0": (0,), "q4_1": (0, 2), "q5_0": (0,), "q5_1": (0, 2), "q8_0": (0,), "iq4_nl": (0,), "mxfp4": (),
+    "q2_k": (80, 82), "q3_k": (108,), "q4_k": (0, 2), "q5_k": (0, 2), "q6_k": (208,), "iq4_xs": (0,), "tq1_0": (52,),
+    "tq2_0": (64,), "iq1_s": (0,), "iq1_m": (), "iq2_xxs": (0,), "iq2_xs": (0,), "iq2_s": (0,), "iq3_xxs": (0,),
+    "iq3_s": (0,),
+}  # fmt: skip
+"""Where a file's block has fp16 numbers; any other byte may be any byte (but see `stored`)."""
 
 
 @dataclass(frozen=True)
@@ -38,22 +43,28 @@ def stored(format: str, n: int, k: int, seed: int = 0) -> np.ndarray:
     for offset in HALVES[format]:
         scales = 10 ** rng.uniform(-3, -1, rows.shape[:2]) * rng.choice((1, 1, 1, -1), rows.shape[:2])
         rows[..., offset : offset + 2] = scales.astype(np.float16)[..., None].view(np.uint8)
+    if format == "mxfp4":  # exponents of floats that are no infinities in float32 sums
+        rows[..., 0] = rng.integers(115, 130, rows.shape[:2])
+    if format == "iq1_m":  # its fp16 number is cut into the high nibbles of four scales
+        scales = (10 ** rng.uniform(-3, -1, rows.shape[:2])).astype(np.float16).view(np.uint16)
+        parts = (scales[..., None] >> np.array([0, 4, 8, 12], np.uint16)) & 15
+        rows[..., 49::2] = rows[..., 49::2] & 15 | parts.astype(np.uint8) << 4
     return rows.reshape(n, -1)
 
 
 def weights(format: str, n: int, k: int, seed: int = 0, group_size: int = 32, scale_dtype=torch.float16) -> Weights:
-    """Random weights; group_size and scale_dtype are int4's."""
+    """Random weights; group_size and scale_dtype are those of int4 and int3."""
     layout = LAYOUTS[format]
-    if layout.codec == "int4":
+    if not layout.ggml:
         generator = torch.Generator().manual_seed(seed)
-        codes = torch.randint(0, 16, (n, k), generator=generator)
+        codes = torch.randint(0, 8 if format == "int3" else 16, (n, k), generator=generator)
         groups = (n, k // group_size)
         scales = (10 ** (torch.rand(groups, generator=generator) * 2 - 3)).to(scale_dtype)
         zeros = torch.randint(0, 16, groups, generator=generator)
-        planes = [int4.pack(codes), scales]
+        planes = [(int3 if format == "int3" else int4).pack(codes), scales]
         if format == "int4_zero":
             planes.append(zeros.to(torch.uint8))
-        zero = zeros.unsqueeze(-1) if format == "int4_zero" else 8
+        zero = zeros.unsqueeze(-1) if format == "int4_zero" else 4 if format == "int3" else 8
         values = (codes.unflatten(1, (-1, group_size)) - zero) * scales.double().unsqueeze(-1)
         return Weights(format, planes, values.flatten(1))
     rows = stored(format, n, k, seed)

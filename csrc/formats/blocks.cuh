@@ -6,7 +6,7 @@
 //   ZERO    value = scale * (code - ZERO) + minimum; codes are bytes below 128, or int8 with ZERO 0
 //   Raw     a unit's bytes in registers
 //   load    reads them: units are numbered along a row, and on through all rows of a matrix
-//   decode  makes codes, scales and minima of them; Raw and the unit's number come in
+//   decode  makes codes, scales and minima of them and of the unit's number
 //
 // A matrix is kept in planes (vllm_superl8/formats/blocks.py); format_layout.h has the bytes a block in each.
 #pragma once
@@ -18,8 +18,9 @@ constexpr int MOST_PLANES = 5;
 
 struct Planes {
     const uint8_t* at[MOST_PLANES];
-    int group_units_log2;  // int4: units that share a scale are 1 << this
-    int wide_scales;       // int4: scales are fp32, not fp16
+    const uint8_t* codebook;  // of types that have one: its entries, 4 or 8 codes each
+    int group_units_log2;     // int4, int3: units that share a scale are 1 << this
+    int wide_scales;          // int4, int3: scales are fp32, not fp16
 };
 
 #ifdef DEVICE_HALF
@@ -35,6 +36,7 @@ template <class Layout>
 struct Blocks {
     static constexpr int UNITS = Layout::values / UNIT;  // a block
     static constexpr bool MINIMA = false;
+    static constexpr int FOUR_ROWS_BLOCKS = 2;  // blocks of block_gemv_4 an SM; 1 where 128 registers are too few
     template <int PLANE>
     static __device__ __forceinline__ const uint8_t* of_unit(const Planes& p, uint32_t unit) {
         static_assert(Layout::plane_bytes[PLANE] % UNITS == 0, "");
@@ -64,11 +66,10 @@ __device__ __forceinline__ void unpack4(const uint4& packed, uint4& first, uint4
 template <int SHIFT>
 __device__ __forceinline__ uint4 unpack2(uint32_t packed) {
     constexpr uint32_t mask = 0x03030303u << SHIFT;
-    if (SHIFT < 4)
-        return make_uint4(packed << SHIFT & mask, (SHIFT > 2 ? packed << (SHIFT - 2) : packed >> (2 - SHIFT)) & mask,
-                          packed >> (4 - SHIFT) & mask, packed >> (6 - SHIFT) & mask);
-    return make_uint4(packed << SHIFT & mask, packed << (SHIFT - 2) & mask, packed << (SHIFT - 4) & mask,
-                      packed >> 2 & mask);
+    const auto word = [&](int i) {
+        return (2 * i < SHIFT ? packed << (SHIFT - 2 * i) : packed >> (2 * i - SHIFT)) & mask;
+    };
+    return make_uint4(word(0), word(1), word(2), word(3));
 }
 
 // Single bits, four of the words that begin with number FIRST, as bytes times 1 << SHIFT.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Device codecs of 4-bit weights with scales, and zeros, apart; formats/int4.py is their definition.
+// Device codecs of 4-bit and 3-bit weights with scales, and zeros, apart; formats/int4.py and int3.py define them.
 #pragma once
 #include "formats/blocks.cuh"
 
@@ -21,6 +21,24 @@ __device__ __forceinline__ void unpack_pairs(const uint4& packed, uint4& first, 
     unpack_pairs(packed.w, last.z, last.w);
 }
 
+struct format_int3 : Blocks<layout_int3> {
+    static constexpr int SCALES = 1, ZERO = 4;
+    struct Raw {
+        uint32_t first, last, third;
+        float scale;
+    };
+    static __device__ __forceinline__ Raw load(const Planes& p, uint32_t unit) {
+        const uint8_t* at = of_unit<0>(p, unit);
+        return {load_as<uint32_t>(at), load_as<uint32_t>(at + 4), load_as<uint32_t>(at + 8),
+                int4_scale(p, unit >> p.group_units_log2)};
+    }
+    static __device__ __forceinline__ void decode(const Planes&, const Raw& raw, uint32_t, Unit<SCALES>& u) {
+        u.first = unpack2<0>(raw.first) | unpack1<2, 0>(raw.third);
+        u.last = unpack2<0>(raw.last) | unpack1<2, 4>(raw.third);
+        u.scale[0] = raw.scale;
+    }
+};
+
 struct format_int4 : Blocks<layout_int4> {
     static constexpr int SCALES = 1, ZERO = 8;
     struct Raw {
@@ -30,7 +48,7 @@ struct format_int4 : Blocks<layout_int4> {
     static __device__ __forceinline__ Raw load(const Planes& p, uint32_t unit) {
         return {load_stream(of_unit<0>(p, unit)), int4_scale(p, unit >> p.group_units_log2)};
     }
-    static __device__ __forceinline__ void decode(const Raw& raw, uint32_t, Unit<SCALES>& u) {
+    static __device__ __forceinline__ void decode(const Planes&, const Raw& raw, uint32_t, Unit<SCALES>& u) {
         unpack_pairs(raw.codes, u.first, u.last);
         u.scale[0] = raw.scale;
     }
@@ -48,7 +66,7 @@ struct format_int4_zero : Blocks<layout_int4_zero> {
         const uint32_t group = unit >> p.group_units_log2;
         return {load_stream(of_unit<0>(p, unit)), int4_scale(p, group), p.at[2][group]};
     }
-    static __device__ __forceinline__ void decode(const Raw& raw, uint32_t, Unit<SCALES>& u) {
+    static __device__ __forceinline__ void decode(const Planes&, const Raw& raw, uint32_t, Unit<SCALES>& u) {
         unpack_pairs(raw.codes, u.first, u.last);
         u.scale[0] = raw.scale;
         u.minimum[0] = -raw.scale * (float)raw.zero;

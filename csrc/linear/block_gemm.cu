@@ -14,16 +14,17 @@
 //
 // Not measured yet on a GPU.
 #include "formats/gguf_basic.cuh"
+#include "formats/gguf_iq.cuh"
 #include "formats/gguf_k.cuh"
 #include "formats/int4.cuh"
 #include "linear/block_gemv.cuh"
 #include "linear/block_tile.cuh"
 
 // rows of x, blocks an SM
-#define BLOCK_GEMV_KINDS(X) \
-    X(1, 2)                 \
-    X(2, 2)                 \
-    X(4, 2)                 \
+#define BLOCK_GEMV_KINDS(X)        \
+    X(1, 2)                        \
+    X(2, 2)                        \
+    X(4, Format::FOUR_ROWS_BLOCKS) \
     X(8, 1)
 
 #define BLOCK_GEMM_TILES(X)    \
@@ -50,10 +51,10 @@ __device__ __forceinline__ void block_gemm(const BlockParams& p) {
     }
 BLOCK_GEMM_TILES(BLOCK_GEMM_KERNEL)
 #else
-// group_size and wide_scales are those of int4's scales.
+// group_size and wide_scales are those of the scales of int4 and int3.
 static BlockParams block_params(const char* op, const std::string& out_dtype, uintptr_t out, uintptr_t x,
-                                uintptr_t x_scales, const std::vector<uintptr_t>& planes, int64_t group_size,
-                                bool wide_scales, uintptr_t bias, int64_t m, int64_t n, int64_t k) {
+                                uintptr_t x_scales, const std::vector<uintptr_t>& planes, uintptr_t codebook,
+                                int64_t group_size, bool wide_scales, uintptr_t bias, int64_t m, int64_t n, int64_t k) {
     CHECK(k % UNIT == 0 && k < INT32_MAX / 2, "%s: k is %lld, wanted a multiple of %d", op, (long long)k, UNIT);
     CHECK(m < INT32_MAX / 2 && n < INT32_MAX / 2 && m * k < 4ll << 32 && n * (k / UNIT) < 1ll << 32,
           "%s: %lld and %lld rows of %lld columns, wanted less than 2^30 rows, 16 GiB of x and 2^37 weights", op,
@@ -73,19 +74,21 @@ static BlockParams block_params(const char* op, const std::string& out_dtype, ui
         CHECK(planes[i] % 16 == 0, "%s: plane %d does not start on 16 bytes; clone it", op, (int)i);
         p.planes.at[i] = (const uint8_t*)planes[i];
     }
+    p.planes.codebook = (const uint8_t*)codebook;
     p.planes.group_units_log2 = group_size == 128 ? 2 : group_size == 64 ? 1 : 0;
     p.planes.wide_scales = wide_scales;
     return p;
 }
 
 static void block_gemv(int64_t k_warps, const std::string& out_dtype, uintptr_t out, uintptr_t x, uintptr_t x_scales,
-                       const std::string& format, const std::vector<uintptr_t>& planes, int64_t group_size,
-                       bool wide_scales, uintptr_t bias, int64_t m, int64_t n, int64_t k, uintptr_t stream) {
+                       const std::string& format, const std::vector<uintptr_t>& planes, uintptr_t codebook,
+                       int64_t group_size, bool wide_scales, uintptr_t bias, int64_t m, int64_t n, int64_t k,
+                       uintptr_t stream) {
     CHECK(m <= 8, "block_gemv: x has %lld rows, at most 8 are taken; use block_gemm", (long long)m);
     CHECK(k_warps == 1 || k_warps == 2 || k_warps == 4 || k_warps == 8,
           "block_gemv: k_warps is %lld, wanted 1, 2, 4 or 8", (long long)k_warps);
-    BlockParams p =
-        block_params("block_gemv", out_dtype, out, x, x_scales, planes, group_size, wide_scales, bias, m, n, k);
+    BlockParams p = block_params("block_gemv", out_dtype, out, x, x_scales, planes, codebook, group_size, wide_scales,
+                                 bias, m, n, k);
     p.k_warps = (int)k_warps;
     if (m == 0) return;
     const int64_t rows = GEMV_WARPS / k_warps * GEMV_N;  // of weights a block
@@ -101,10 +104,10 @@ REGISTER(block_gemv)
 // `tile` is a name such as 64x64.
 static void block_gemm(const std::string& tile, const std::string& out_dtype, uintptr_t out, uintptr_t x,
                        uintptr_t x_scales, const std::string& format, const std::vector<uintptr_t>& planes,
-                       int64_t group_size, bool wide_scales, uintptr_t bias, int64_t m, int64_t n, int64_t k,
-                       uintptr_t stream) {
-    const BlockParams p =
-        block_params("block_gemm", out_dtype, out, x, x_scales, planes, group_size, wide_scales, bias, m, n, k);
+                       uintptr_t codebook, int64_t group_size, bool wide_scales, uintptr_t bias, int64_t m, int64_t n,
+                       int64_t k, uintptr_t stream) {
+    const BlockParams p = block_params("block_gemm", out_dtype, out, x, x_scales, planes, codebook, group_size,
+                                       wide_scales, bias, m, n, k);
 #define BLOCK_GEMM_LAUNCH(name, Shape)                                                                       \
     if (tile == #name) {                                                                                     \
         const int64_t tiles = (m + Shape::M - 1) / Shape::M * ((n + Shape::N - 1) / Shape::N);               \

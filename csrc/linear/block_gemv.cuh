@@ -38,7 +38,7 @@ __device__ __forceinline__ void block_gemv(const BlockParams& p) {
     for (; unit < units; unit += step) {
         Unit<SCALES> w[GEMV_N];
 #pragma unroll
-        for (int i = 0; i < GEMV_N; i++) F::decode(raw[i], unit, w[i]);
+        for (int i = 0; i < GEMV_N; i++) F::decode(p.planes, raw[i], unit, w[i]);
         const int next = min(unit + step, units - 1);
 #pragma unroll
         for (int i = 0; i < GEMV_N; i++) raw[i] = F::load(p.planes, row_unit[i] + next);

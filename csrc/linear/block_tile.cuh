@@ -21,7 +21,10 @@ template <class F, class S>
 struct BlockTile {
     static_assert(S::SLICES == 4 && S::GROUPED, "paddings are those of four slices");
     static constexpr int SCALES = F::SCALES, SUMS = F::MINIMA ? SCALES : 0;
-    static constexpr int X_SLICE = STEP_WORDS * S::X_ROW + 4, W_SLICE = STEP_WORDS * S::W_ROW + 8;
+    // Two scales and two minima leave no room for the paddings in 48 KB.
+    static constexpr bool PADDED = SCALES + SUMS < 4;
+    static constexpr int X_SLICE = STEP_WORDS * S::X_ROW + (PADDED ? 4 : 0);
+    static constexpr int W_SLICE = STEP_WORDS * S::W_ROW + (PADDED ? 8 : 0);
     static constexpr int W_AT = S::SLICES * X_SLICE, SCALES_AT = W_AT + S::SLICES * W_SLICE;
     static constexpr int SUMS_AT = S::M, W_SCALES_AT = SUMS_AT + SUMS * S::M, MINIMA_AT = W_SCALES_AT + SCALES * S::N;
     static constexpr int SLICE_SCALES = MINIMA_AT + SUMS * S::N;
@@ -102,7 +105,7 @@ __device__ __forceinline__ void block_tile(const BlockParams& p, const Rows& row
 #pragma unroll
             for (int l = 0; l < B::W_UNITS; l++) {
                 Unit<B::SCALES> u;
-                F::decode(raw[l], w_at, u);
+                F::decode(p.planes, raw[l], w_at, u);
                 uint32_t* const words = stage + B::W_AT + slice * B::W_SLICE + unit_row + l * B::W_ROWS;
                 store_words(words, S::W_ROW, minus_zero<F::ZERO>(u.first));
                 store_words(words + 4 * S::W_ROW, S::W_ROW, minus_zero<F::ZERO>(u.last));

@@ -2,13 +2,14 @@
 """Every published scheme is read back to the values that its writer says the file stands for."""
 
 import pytest
-import tiny_stored
 import torch
 
 from vllm_superl8.checkpoint.convert import to_int8, values
 from vllm_superl8.checkpoint.matrix import Codes
 from vllm_superl8.checkpoint.safetensors_header import Stored
 from vllm_superl8.checkpoint.schemes import reader
+
+import tiny_stored
 
 NAMES = {torch.int32: "I32", torch.int64: "I64", torch.int8: "I8", torch.uint8: "U8", torch.float8_e4m3fn: "F8_E4M3"}
 NAMES |= {torch.float16: "F16", torch.bfloat16: "BF16", torch.float32: "F32"}
@@ -169,6 +170,7 @@ def test_missing_and_wrong_tensors_are_named(name, suffix, change, message):
         ("ct-w8a8", {"config_groups": {}}, r"proj\.weight is quantised, but no entry of config_groups"),
         ("ct-w8a8", {"format": "marlin-24"}, r"proj: compressed-tensors format 'marlin-24'"),
         ("ct-w8a8", {"transform_config": {"config_groups": {}}}, r"transform_config"),
+        ("ct-w8a8", {"sparsity_config": {"format": "sparse-24-bitmask"}}, r"format 'sparse-24-bitmask'"),
     ],
 )  # fmt: skip
 def test_contradictory_configurations_are_refused(name, settings, message):

@@ -23,6 +23,14 @@ def test_planes_are_worth_what_gguf_says(format):
     assert np.abs(want).max(-1).min() > 0
 
 
+def test_mxfp4_takes_every_exponent():
+    rows = np.tile(np.arange(17, dtype=np.uint8) * 7, (255, 1))
+    rows[:, 0] = np.arange(255)  # 255 is NaN
+    want = gguf.quants.dequantize(rows, GGMLQuantizationType.MXFP4)
+    got = blocks.dequantize(blocks.pack(torch.from_numpy(rows), GGML["MXFP4"]), GGML["MXFP4"])
+    assert np.array_equal(got.numpy(), want)
+
+
 @pytest.mark.parametrize("format", GGUF_FORMATS)
 def test_planes_are_as_many_bytes_as_the_file_has(format):
     layout = LAYOUTS[format]
@@ -62,7 +70,7 @@ def test_packed_bits_are_unpacked_and_stand_where_a_kernel_expects_them(pack, un
 def test_rows_that_are_no_whole_blocks_are_refused():
     with pytest.raises(ValueError, match=r"q4_k: rows are \(2, 145\) torch.uint8, wanted \(n, bytes\) uint8"):
         blocks.pack(torch.zeros(2, 145, dtype=torch.uint8), GGML["Q4_K"])
-    with pytest.raises(ValueError, match="weights of format 'int8': wanted one of int4, int4_zero, q4_0"):
+    with pytest.raises(ValueError, match="weights of format 'int8': wanted one of int4, int4_zero, int3, q4_0"):
         blocks.layout_of("int8")
     w = weights("q4_k", 3, 512)
     with pytest.raises(ValueError, match=r"q4_k: planes are .* for rows of 256"):

@@ -2,17 +2,17 @@
 """Quantised checkpoints through vLLM against transformers with the values that the files stand for."""
 
 import pytest
-import tiny_stored
 import torch
 
 import tiny
+import tiny_stored
 from engine import engine, prompt_logprobs
 
 # Largest mean KLD (nats) and smallest share of equal top-1 tokens: what quantising activations, and converting where
-# int8 does not hold the stored codes, may cost.
-BAR = (5e-2, 0.85)
+# int8 does not hold the stored codes, may cost. Measured: at most 0.017 and at least 0.889 (bitsandbytes-nf4).
+BAR = (3e-2, 0.87)
 # Rounding sends some tokens of a random router to other experts, whose outputs have nothing in common.
-MOE_BAR = (0.2, 0.75)
+MOE_BAR = (0.2, 0.75)  # measured 0.064 and 0.849
 
 SERVED = {
     "ct-w8a8-asymmetric": "qwen3",
@@ -25,9 +25,17 @@ SERVED = {
 }
 
 
-@pytest.mark.parametrize("name", [*SERVED, "weight_bits=4"])
+CASES = [*SERVED, "weight_bits=4"]
+CASES += [
+    pytest.param(name, marks=[pytest.mark.slow, pytest.mark.every])
+    for name in tiny_stored.SCHEMES
+    if name not in SERVED
+]
+
+
+@pytest.mark.parametrize("name", CASES)
 def test_stored_model_matches_transformers(tmp_path, name):
-    online = name not in SERVED
+    online = name == "weight_bits=4"
     scheme = tiny_stored.rounded_to_4_bits() if online else tiny_stored.SCHEMES[name]
     architecture = SERVED.get(name, "qwen3")
     model = tiny_stored.write(scheme, tmp_path, architecture)

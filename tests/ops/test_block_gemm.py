@@ -5,6 +5,7 @@ import pytest
 import torch
 from blocks import FORMATS, Weights, weights
 
+from vllm_superl8.formats import blocks
 from vllm_superl8.formats.bits import UNIT
 from vllm_superl8.formats.layout import LAYOUTS
 from vllm_superl8.ops import linear
@@ -31,10 +32,11 @@ def product(x, x_scales, w: Weights, bias=None):
 def arguments(kernels, x, x_scales, w, bias, dtype, out):
     """What both launchers take after the choice of the kernel, and the tensors behind its addresses."""
     x, x_scales, planes = x.to(kernels.device), x_scales.to(kernels.device), w.on(kernels.device)
-    group_size = x.shape[1] // planes[1].shape[1] if w.format.startswith("int4") else 32
+    group_size = x.shape[1] // planes[1].shape[1] if w.format.startswith("int") else 32
+    codebook = blocks.codebook(LAYOUTS[w.format], kernels.device)
     return (
-        DTYPE_NAMES[dtype], ptr(out), ptr(x), ptr(x_scales), w.format, [ptr(plane) for plane in planes], group_size,
-        planes[1].dtype == torch.float32, ptr(bias), *out.shape, x.shape[1], stream(x),
+        DTYPE_NAMES[dtype], ptr(out), ptr(x), ptr(x_scales), w.format, [ptr(plane) for plane in planes], ptr(codebook),
+        group_size, planes[1].dtype == torch.float32, ptr(bias), *out.shape, x.shape[1], stream(x),
     ), (x, x_scales, planes)  # fmt: skip
 
 
@@ -103,8 +105,8 @@ def test_block_gemm_adds_bias_and_rounds_once(kernels, format, m, dtype):
 
 @pytest.mark.parametrize("scale_dtype", [torch.float16, torch.float32])
 @pytest.mark.parametrize("group_size", [32, 64, 128])
-@pytest.mark.parametrize("format", ["int4", "int4_zero"])
-def test_block_gemm_takes_int4_groups_and_both_kinds_of_scales(kernels, format, group_size, scale_dtype):
+@pytest.mark.parametrize("format", ["int3", "int4", "int4_zero"])
+def test_block_gemm_takes_groups_and_both_kinds_of_scales(kernels, format, group_size, scale_dtype):
     k = 3 * 128
     w = weights(format, 23, k, group_size=group_size, scale_dtype=scale_dtype)
     for m in (2, 10):

@@ -2,7 +2,6 @@
 """From the tensors of a quantised checkpoint to those of our layers, and which checkpoints are taken over."""
 
 import pytest
-import tiny_stored
 import torch
 from safetensors.torch import load_file
 
@@ -15,6 +14,8 @@ from vllm_superl8.quant.checkpoint.source import Source
 from vllm_superl8.quant.checkpoint.targets import Target, choose
 from vllm_superl8.quant.config import Superl8Config
 from vllm_superl8.quant.options import Options
+
+import tiny_stored
 
 ROWS = Target("int8", -1)
 
@@ -59,11 +60,29 @@ def test_a_tensor_that_never_comes_is_named(tmp_path):
         convert(tensors, matrices, {})
 
 
+def test_codes_of_no_matrix_are_refused(tmp_path):
+    tensors, matrices, _ = written(tmp_path, "fp8")
+    tensors["model.layers.0.mlp.experts.gate_up_proj"] = torch.zeros(2, 4, 4).to(torch.float8_e4m3fn)
+    with pytest.raises(ValueError, match=r"experts\.gate_up_proj holds torch\.float8_e4m3fn codes, but is no part of"):
+        convert(tensors, matrices, {})
+
+
 def test_zero_points_of_a_symmetric_checkpoint_are_refused(tmp_path):
     tensors, matrices, _ = written(tmp_path, "gptq-4")
     tensors["model.layers.0.mlp.up_proj.qzeros"] += 1
     with pytest.raises(ValueError, match=r"model\.layers\.0\.mlp\.up_proj: stored zero points are not the middle"):
         convert(tensors, matrices, {})
+
+
+@pytest.mark.parametrize(("name", "suffix"), [("fp8", "weight"), ("ct-w8a8", "weight_scale"), ("gptq-4", "scales")])
+def test_weights_that_are_no_numbers_are_refused(tmp_path, name, suffix):
+    tensors, matrices, _ = written(tmp_path, name)
+    tensor = tensors[f"model.layers.0.mlp.up_proj.{suffix}"]
+    damaged = tensor.float()
+    damaged[0, 0] = torch.nan
+    tensors[f"model.layers.0.mlp.up_proj.{suffix}"] = damaged.to(tensor.dtype)
+    with pytest.raises(ValueError, match=r"model\.layers\.0\.mlp\.up_proj: its stored weights or scales have NaN"):
+        convert(tensors, matrices, dict.fromkeys(matrices, ROWS))
 
 
 def test_scales_that_are_not_used_are_said(tmp_path, monkeypatch):

@@ -19,6 +19,7 @@ from vllm_superl8.quant.options import Options
         (OnlineWeights, Options(activation="group128"), 128),
         (GgufWeights, Options(activation="token"), -1),
         (GgufWeights, Options(activation="group128"), 128),
+        (GgufWeights, Options(weight_bits=8), 128),
     ],
 )
 def test_linear_layers_take_the_activation_scheme(weights, options, group_size):
@@ -29,11 +30,6 @@ def test_linear_layers_take_the_activation_scheme(weights, options, group_size):
 
 def test_linear_layers_of_gguf_files_keep_their_blocks_unless_a_scheme_is_asked_for():
     assert isinstance(GgufWeights(Options()).linear(None, "model.layers.0.mlp.down_proj"), BlockLinearMethod)
-
-
-def test_gguf_files_say_themselves_how_many_bits_they_have():
-    with pytest.raises(ValueError, match="weight_bits=4: a GGUF file's own types"):
-        GgufWeights(Options(weight_bits=4))
 
 
 @pytest.mark.parametrize(

@@ -103,5 +103,5 @@ def _taken_over(stored: Codes, group_size: int) -> tuple[torch.Tensor, torch.Ten
 
 def sqnr_db(got: torch.Tensor, want: torch.Tensor) -> float:
     """10 log10(sum want^2 / sum (got - want)^2); infinite for no error."""
-    error = (got - want).double().square().sum().item()
-    return math.inf if error == 0 else 10 * math.log10(max(want.double().square().sum().item(), 1e-300) / error)
+    error, signal = (got - want).norm().item(), want.norm().item()
+    return math.inf if error == 0 else 20 * math.log10(max(signal, 1e-38) / error)

@@ -53,7 +53,17 @@ def signed(codes: torch.Tensor, zero: int) -> torch.Tensor:
 
 def codec_of(layout: Layout) -> Codec:
     """The reference codec of a GGUF format."""
-    return import_module(f"vllm_superl8.formats.{layout.codec}").CODECS[layout.name]
+    return _module(layout).CODECS[layout.name]
+
+
+def codebook(layout: Layout, device: torch.device) -> torch.Tensor | None:
+    """The table of codes that a format's kernels look numbers up in, (entries, 4 or 8) int8 on `device`; or None."""
+    find = getattr(_module(layout), "codebook", None)
+    return find and find(layout.name, device)
+
+
+def _module(layout: Layout):
+    return import_module(f"vllm_superl8.formats.{layout.codec}")
 
 
 def layout_of(name: str) -> Layout:
@@ -83,10 +93,8 @@ def check_planes(planes: list[torch.Tensor], layout: Layout, k: int) -> None:
     """Raise ValueError for planes that are no matrix with rows of k of this format."""
     if k < layout.values or k % layout.values:
         raise ValueError(f"{layout.name}: k is {k}, wanted a multiple of the block's {layout.values} values")
-    if layout.codec == "int4":
-        from vllm_superl8.formats import int4
-
-        int4.check(planes, layout, k)
+    if not layout.ggml:
+        _module(layout).check(planes, layout, k)
         return
     n, blocks = planes[0].shape[0] if planes else 0, k // layout.values
     shapes = [(tuple(plane.shape), plane.dtype) for plane in planes]
@@ -97,10 +105,8 @@ def check_planes(planes: list[torch.Tensor], layout: Layout, k: int) -> None:
 
 def decode(planes: list[torch.Tensor], layout: Layout) -> Decoded:
     """Codes (n, groups, size), scales and minima (n, groups) of planes."""
-    if layout.codec == "int4":
-        from vllm_superl8.formats import int4
-
-        return int4.decode(planes)
+    if not layout.ggml:
+        return _module(layout).decode(planes)
     split = [plane.unflatten(1, (-1, size)) for plane, size in zip(planes, layout.planes, strict=True)]
     found = codec_of(layout).decode(*split)
     scales = found.scales.flatten(1)

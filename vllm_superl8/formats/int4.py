@@ -68,14 +68,14 @@ def quantize(
 
 
 def check(planes: list[torch.Tensor], layout: Layout, k: int) -> None:
-    """Raise ValueError for planes that are no matrix with rows of k."""
+    """Raise ValueError for planes that are no matrix with rows of k of this format, or of int3."""
     wanted = 3 if layout.name == "int4_zero" else 2
     shapes = [(tuple(plane.shape), plane.dtype) for plane in planes]
     if len(planes) == wanted:
         codes, scales, *zeros = planes
         groups = scales.shape[-1]
         if (
-            (codes.dtype, codes.dim(), codes.shape[-1]) == (torch.uint8, 2, k // 2)
+            (codes.dtype, codes.dim(), codes.shape[-1]) == (torch.uint8, 2, k // UNIT * layout.bytes)
             and scales.dtype in (torch.float16, torch.float32)
             and any(groups * size == k for size in GROUP_SIZES)
             and scales.shape == (codes.shape[0], groups)
@@ -83,7 +83,8 @@ def check(planes: list[torch.Tensor], layout: Layout, k: int) -> None:
         ):
             return
     raise ValueError(
-        f"{layout.name}: planes are {shapes} for rows of {k}, wanted codes (n, {k // 2}) uint8, scales (n, groups) "
+        f"{layout.name}: planes are {shapes} for rows of {k}, wanted codes (n, {k // UNIT * layout.bytes}) uint8, "
+        "scales (n, groups) "
         f"float16 or float32{', zeros (n, groups) uint8' if wanted == 3 else ''}, with groups of 32, 64 or 128 columns"
     )
 

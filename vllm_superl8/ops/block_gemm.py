@@ -60,11 +60,11 @@ def block_gemm_kernel(module, x, x_scales, planes, format, bias, out_dtype):
     k, n = x.shape[-1], planes[0].shape[0]
     m = x.numel() // k
     group_size, wide_scales = UNIT, False
-    if layout.codec == "int4":
+    if not layout.ggml:
         group_size, wide_scales = k // planes[1].shape[1], planes[1].dtype == torch.float32
     arguments = (
-        DTYPE_NAMES[out_dtype], ptr(out), ptr(x), ptr(x_scales), format, [ptr(plane) for plane in planes], group_size,
-        wide_scales, ptr(bias), m, n, k, stream(x),
+        DTYPE_NAMES[out_dtype], ptr(out), ptr(x), ptr(x_scales), format, [ptr(plane) for plane in planes],
+        ptr(blocks.codebook(layout, x.device)), group_size, wide_scales, ptr(bias), m, n, k, stream(x),
     )  # fmt: skip
     units = multiprocessors(x.device)
     if m <= linear.GEMV_MOST_ROWS:

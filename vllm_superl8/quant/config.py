@@ -18,12 +18,10 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
     UnquantizedEmbeddingMethod,
     VocabParallelEmbedding,
 )
-from vllm.platforms import current_platform
 
-from vllm_superl8.checkpoint.schemes import READERS, reader
-from vllm_superl8.quant.checkpoint.methods import PublishedWeights
+from vllm_superl8.checkpoint.schemes import reader
+from vllm_superl8.quant.checkpoint.layers import NAME, PublishedWeights, takes_over
 from vllm_superl8.quant.checkpoint.source import Source, read
-from vllm_superl8.quant.checkpoint.stream import quantization_config
 from vllm_superl8.quant.container.layers import layers_in_force
 from vllm_superl8.quant.container.methods import ContainerWeights
 from vllm_superl8.quant.embedding import Int8EmbeddingMethod
@@ -33,8 +31,6 @@ from vllm_superl8.quant.online import OnlineWeights, k_of
 from vllm_superl8.quant.options import Options
 
 logger = init_logger(__name__)
-
-NAME = "superl8"
 
 Weights = OnlineWeights | GgufWeights | ContainerWeights | PublishedWeights
 """Kinds of checkpoint: each knows the methods of linear layers and of experts."""
@@ -105,22 +101,8 @@ class Superl8Config(QuantizationConfig):
 
     @classmethod
     def override_quantization_method(cls, hf_quant_cfg, user_quant, hf_config=None) -> str | None:
-        """Ours for every scheme that checkpoint.schemes reads, where the user or the platform asks for it.
-
-        Raises ValueError when the user asks for it and the scheme is another.
-        """
-        method = hf_quant_cfg.get("quant_method")
-        ours = type(current_platform).__module__.startswith("vllm_superl8.")
-        if method == NAME or not (user_quant == NAME or (user_quant is None and ours)):
-            return None
-        if reader(hf_quant_cfg) is None:
-            if user_quant == NAME:
-                raise ValueError(f"superl8 does not read checkpoints of {method!r}; it reads {', '.join(READERS)}")
-            return None
-        # vLLM asks the model's config for the cache's dtype, which holds another copy.
-        for config in (hf_quant_cfg, quantization_config(hf_config)):
-            _leave_kv_cache_in_16_bit(config or {})
-        return NAME
+        """Ours for the published checkpoints that are taken over (see checkpoint.layers)."""
+        return NAME if takes_over(hf_quant_cfg, user_quant, hf_config) else None
 
     def maybe_update_config(self, model_name: str, hf_config=None, revision: str | None = None) -> None:
         """Read what the checkpoint's files hold, which says better than any configuration what is quantised."""
@@ -154,19 +136,6 @@ class Superl8Config(QuantizationConfig):
         return should_ignore_layer(
             prefix, ignore=self.options.ignore, fused_mapping=self.packed_modules_mapping, use_fnmatch=True
         )
-
-
-def _leave_kv_cache_in_16_bit(config: dict[str, Any]) -> None:
-    """Take the wish for an fp8 KV cache, which vLLM would follow, out of a ModelOpt configuration."""
-    for part in (config, config.get("quantization")):
-        for key in ("kv_cache_quant_algo", "kv_cache_scheme"):
-            if isinstance(part, dict) and (wish := part.pop(key, None)):
-                logger.warning_once(
-                    "superl8: %s=%s of the checkpoint is not followed, an fp8 KV cache is not served here; choose one "
-                    "with --kv-cache-dtype",
-                    key,
-                    wish,
-                )
 
 
 def _k_is_served(layer: LinearBase, prefix: str) -> bool:

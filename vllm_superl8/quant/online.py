@@ -24,9 +24,11 @@ def k_of(layer: torch.nn.Module) -> int:
 class OnlineWeights:
     """A 16-bit checkpoint."""
 
+    default_scheme = "token"
+
     def __init__(self, options: Options):
         self.options = options
-        self.group_size = ACTIVATIONS[options.scheme("token")]
+        self.group_size = ACTIVATIONS[options.scheme(self.default_scheme)]
 
     def linear(self, layer: LinearBase, prefix: str) -> QuantizeMethodBase:
         """The method of the linear layer at `prefix`."""

@@ -27,7 +27,7 @@ class Options:
                 "group128": one scale a token, or weight row, and 128 columns (more exact on models with outlier
                 channels); a K that is not a multiple of 128 is padded with zeros, in experts it keeps "token", which
                 the log says.
-    weight_bits None: 4 for layers that the checkpoint stores in 4 bits or fewer, else 8.
+    weight_bits None: 4 for layers that the checkpoint stores in 4 bits or fewer, else 8; GGUF blocks stay as they are.
                 8: 4-bit codes are multiplied as int8, exactly where they have groups of 128.
                 4: everything else is rounded to 4 bits in groups of 64 with zero points, too (half the memory, some
                 20 dB more error). Experts and vocabulary matrices have 8 bits.

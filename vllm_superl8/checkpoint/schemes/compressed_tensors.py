@@ -22,6 +22,10 @@ MARKS = ("weight_packed", "weight_scale")
 def matrices(config: dict[str, Any], stored: dict[str, Stored]) -> dict[str, Matrix]:
     if config.get("transform_config"):
         raise ValueError("compressed-tensors: transform_config asks for rotated weights, which superl8 does not read")
+    if (sparsity := (config.get("sparsity_config") or {}).get("format") or "dense") != "dense":
+        raise ValueError(
+            f"compressed-tensors: sparsity_config has format {sparsity!r}, superl8 reads dense weights only"
+        )
     names = {name.rpartition(".")[0] for name in stored if name.rpartition(".")[2] in MARKS}
     names |= {name.rpartition(".")[0] for name, of in stored.items() if _is_quantised_weight(name, of)}
     return {name: _matrix(name, _group(name, config), stored) for name in sorted(names)}

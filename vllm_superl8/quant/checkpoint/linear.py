@@ -35,7 +35,7 @@ def checked(weight_loader: Callable) -> Callable:
     return load
 
 
-class StoredLinearMethod(LinearMethodBase):
+class CheckpointLinearMethod(LinearMethodBase):
     """What the methods for stored codes share; stands before the arithmetic's class in their bases.
 
     parts   the checkpoint's matrices that the layer consists of
@@ -122,15 +122,15 @@ class StoredLinearMethod(LinearMethodBase):
 
 
 @register_weight_loader_v2_supported_method
-class StoredInt8LinearMethod(StoredLinearMethod, Int8LinearMethod):
+class CheckpointInt8LinearMethod(CheckpointLinearMethod, Int8LinearMethod):
     """y = dequantise(stored int8 weight) @ x, activations quantised per call."""
 
 
 @register_weight_loader_v2_supported_method
-class StoredInt4LinearMethod(StoredLinearMethod, Int4LinearMethod):
+class CheckpointInt4LinearMethod(CheckpointLinearMethod, Int4LinearMethod):
     """y = dequantise(stored 4-bit weight) @ x, activations quantised per call."""
 
 
-def method(parts: list[Matrix], target: Target) -> StoredLinearMethod:
+def method(parts: list[Matrix], target: Target) -> CheckpointLinearMethod:
     """The method for a layer made of `parts`."""
-    return (StoredInt8LinearMethod if target.format == "int8" else StoredInt4LinearMethod)(parts, target)
+    return (CheckpointInt8LinearMethod if target.format == "int8" else CheckpointInt4LinearMethod)(parts, target)

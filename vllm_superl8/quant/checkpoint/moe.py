@@ -13,7 +13,7 @@ from vllm_superl8.quant.moe import Int8MoEMethod
 from vllm_superl8.quant.options import Options
 
 
-class StoredMoEMethod(Int8MoEMethod):
+class CheckpointMoEMethod(Int8MoEMethod):
     """W8A8 experts from stored matrices.
 
     parts  the checkpoint's matrices of these experts

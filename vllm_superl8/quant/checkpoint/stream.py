@@ -30,6 +30,10 @@ STATIC = ("input_scale", "input_zero_point", "input_global_scale")
 """Last words of static activation scales."""
 
 
+CODES = (torch.int8, torch.uint8, torch.float8_e4m3fn, torch.float8_e5m2)
+"""Types that no model's parameters have; vLLM would cast them to the parameter's, without their scales."""
+
+
 def transform(model_config: ModelConfig, model: nn.Module, weights: Iterator) -> Iterator | None:
     """`weights` as the model's parameters have them; None for checkpoints that are not ours to convert."""
     config = quantization_config(model_config.hf_config)
@@ -74,6 +78,11 @@ def converted(
     for name, tensor in weights:
         if name not in owners:
             if not report.leaves_out(name, matrices):
+                if tensor.dtype in CODES:
+                    raise ValueError(
+                        f"tensor {name} holds {tensor.dtype} codes, but is no part of a quantised matrix; superl8 "
+                        "reads experts that are stored one matrix each"
+                    )
                 yield name, tensor
             continue
         module, part = owners[name]
@@ -105,6 +114,8 @@ def _convert(matrix: Matrix, tensors: dict[str, torch.Tensor], target: Target | 
             )
         except ValueError as error:
             raise ValueError(f"{matrix.name}: {error}") from error
+    if not torch.isfinite(planes[1]).all():
+        raise ValueError(f"{matrix.name}: its stored weights or scales have NaN or infinity among them")
     report.converted(matrix, target, sqnr)
     for name, plane in zip(("weight", "weight_scale", "weight_zero_point"), planes, strict=False):
         yield f"{matrix.name}.{name}", plane

@@ -49,7 +49,8 @@ def choose(parts: list[Matrix], k: int, sharded: bool, options: Options, name: s
         if size is None:
             logger.warning("superl8: %s has int8 weights, its K of %d is not a multiple of 32", name, k)
         elif stored and ordered and sharded:
-            logger.warning("superl8: %s has int8 weights, its activation order reaches across ranks", name)
+            logger.warning_once("superl8: layers whose activation order reaches across ranks have int8 weights")
+            logger.debug("superl8: %s has int8 weights", name)
         else:
             zeros = not stored or any(part.zeros for part in parts)
             wide = stored and not all(part.half_scales for part in parts)
