@@ -15,8 +15,6 @@
 #include "formats/int8.cuh"
 
 // Codec of the format that an image is for.
-#define CONCATENATE_(a, b) a##b
-#define CONCATENATE(a, b) CONCATENATE_(a, b)
 #define KV_CODEC CONCATENATE(kv_, FORMAT)
 
 constexpr int QUAD = 4;  // values

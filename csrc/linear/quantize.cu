@@ -8,8 +8,7 @@
 // quantize_rows: one block of 256 threads a row, two passes; the second reads x from L1 or L2 (a row is 8 to 64 KB).
 // quantize_groups: group_size / 8 neighbouring lanes a group, one pass. Both are bound by memory: an IEEE division is
 // some ten instructions an element, about the time that a V100 takes to move its three bytes.
-#include "common/eight.cuh"
-#include "formats/int8.cuh"
+#include "formats/int8_eight.cuh"
 
 struct QuantizeParams {
     int8_t* codes;     // (rows, k)
@@ -25,29 +24,6 @@ struct QuantizeParams {
 constexpr int QUANTIZE_THREADS = 256;
 
 #ifdef DEVICE_HALF
-__device__ __forceinline__ float amax_of(const Eight& x, float amax) {
-#pragma unroll
-    for (int i = 0; i < EIGHT; i++) amax = max_magnitude(amax, fabsf(x.v[i]));
-    return amax;
-}
-
-__device__ __forceinline__ void store_codes(int8_t* row, int column, int k, bool wide, const Eight& x, float scale) {
-    int c[EIGHT];
-#pragma unroll
-    for (int i = 0; i < EIGHT; i++) c[i] = int8_code(x.v[i], scale);
-    if (wide) {
-        *(uint2*)(row + column) = make_uint2(pack_codes(c[0], c[1], c[2], c[3]), pack_codes(c[4], c[5], c[6], c[7]));
-    } else {
-#pragma unroll
-        for (int i = 0; i < EIGHT; i++)
-            if (column + i < k) row[column + i] = (int8_t)c[i];
-    }
-}
-
-struct MaxMagnitude {
-    __device__ __forceinline__ float operator()(float v) const { return max_magnitude_of_lanes(v, WARP); }
-};
-
 template <class T>
 __device__ void quantize_rows(const QuantizeParams& p) {
     __shared__ float scratch[WARP];
@@ -56,7 +32,7 @@ __device__ void quantize_rows(const QuantizeParams& p) {
     const int first = threadIdx.x * EIGHT, step = QUANTIZE_THREADS * EIGHT;
     float amax = 0.f;
     for (int column = first; column < p.k; column += step) amax = amax_of(load_eight(x, column, p.k, p.wide), amax);
-    const float scale = int8_scale(block_reduce(amax, 0.f, scratch, MaxMagnitude()));
+    const float scale = int8_scale(block_reduce(amax, 0.f, scratch, WarpMaxMagnitude()));
     for (int column = first; column < p.k; column += step)
         store_codes(p.codes + row * p.k, column, p.k, p.wide, load_eight(x, column, p.k, p.wide), scale);
     if (threadIdx.x == 0) p.scales[row] = scale;
@@ -78,16 +54,12 @@ __device__ void quantize_groups(const QuantizeParams& p) {
 }
 KERNELS(quantize_groups, QuantizeParams, QUANTIZE_THREADS)
 #else
-#include "launch.h"
-
 // group_size 0 is the whole row.
 static void quantize_int8(const std::string& dtype, uintptr_t codes, uintptr_t scales, uintptr_t x, int64_t rows,
                           int64_t k, int64_t x_stride, int64_t group_size, uintptr_t stream) {
     CHECK(k >= 1 && k < INT32_MAX - QUANTIZE_THREADS * EIGHT, "quantize_int8: a row has %lld elements", (long long)k);
     const bool by_group = group_size != 0;
-    CHECK(!by_group || ((group_size == 32 || group_size == 64 || group_size == 128) && k % group_size == 0),
-          "quantize_int8: group_size is %lld for k of %lld, wanted 32, 64 or 128, dividing k", (long long)group_size,
-          (long long)k);
+    check_group_size("quantize_int8", k, group_size);
     const int64_t element = dtype == "fp32" ? 4 : 2;
     const bool wide = k % EIGHT == 0 && x % 16 == 0 && x_stride * element % 16 == 0 && codes % 8 == 0;
     const QuantizeParams p{

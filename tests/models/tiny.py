@@ -46,10 +46,10 @@ CONFIGS = {
 }
 
 
-def write(name: str, folder) -> tf.PreTrainedModel:
+def write(name: str, folder, configs=CONFIGS) -> tf.PreTrainedModel:
     """Write checkpoint `name` (float32 values that bfloat16 holds exactly) to folder; returns the model in float32."""
     torch.manual_seed(7)
-    model = tf.AutoModelForCausalLM.from_config(CONFIGS[name](), dtype=torch.float32).eval()
+    model = tf.AutoModelForCausalLM.from_config(configs[name](), dtype=torch.float32).eval()
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
             if "norm" in parameter_name:
@@ -61,6 +61,9 @@ def write(name: str, folder) -> tf.PreTrainedModel:
             elif "embed_tokens" in parameter_name:
                 parameter[:, ::37] *= 8
             parameter.copy_(parameter.bfloat16().float())
+        for buffer_name, buffer in model.named_buffers():
+            if buffer_name.endswith("e_score_correction_bias"):
+                buffer.normal_(0.0, 0.3)
     model.save_pretrained(folder)
     return model
 

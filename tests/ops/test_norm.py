@@ -10,8 +10,8 @@ from vllm_superl8.ops.registry import OPS
 from tolerances import arithmetic_limit, relative_error
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
-# rows, n: around the 256 threads of a block and the 32 lanes of a warp
-SHAPES = [(1, 1), (3, 31), (2, 32), (2, 33), (1, 255), (4, 256), (3, 257), (2, 1000)]
+# rows, n: around a thread's 8 elements, a warp's 512 and the 8192 that stay in registers
+SHAPES = [(1, 1), (3, 31), (2, 32), (2, 33), (4, 256), (3, 511), (3, 513), (2, 1000), (1, 8192), (1, 8208)]
 
 
 def data(*shape, dtype, device, seed=0):
@@ -40,6 +40,16 @@ def test_rms_norm_takes_no_weight_strided_rows_and_more_dimensions(kernels, dtyp
     want = OPS["rms_norm"].reference(x.float(), None, 1e-5)
     assert got.is_contiguous()
     assert relative_error(got, want) < arithmetic_limit("rms_norm", dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("n", [33, 264])
+def test_rms_norm_takes_float32_weights(kernels, n, dtype):
+    x = data(2, n, dtype=dtype, device=kernels.device)
+    weight = data(n, dtype=torch.float32, device=kernels.device, seed=1)
+    got = kernels.run("rms_norm", x, weight, 1e-6)
+    assert got.dtype == dtype
+    assert relative_error(got, OPS["rms_norm"].reference(x.float(), weight, 1e-6)) < arithmetic_limit("rms_norm", dtype)
 
 
 def test_rms_norm_takes_no_rows(kernels):

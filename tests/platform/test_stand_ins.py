@@ -89,10 +89,12 @@ def vllm_config():
         ("SituAndMul", (1.5, 2.0), "situ_and_mul"),
         ("SituAndMul", (1.5, None), "situ_and_mul"),
         ("SiluAndMulWithClamp", (1.5, 1.2, 0.5), "silu_and_mul_with_clamp"),
+        ("SiluAndMulWithClamp", (1.5, 1.0, 0.0), "silu_and_mul_with_clamp"),  # the operator's defaults
         ("MulAndSilu", (), "mul_and_silu"),
         ("GeluAndMul", ("none",), "gelu_and_mul"),
         ("GeluAndMul", ("tanh",), "gelu_tanh_and_mul"),
         ("SwigluOAIAndMul", (1.7, 1.5), None),
+        ("SwigluOAIAndMul", (1.702, 7.0), None),
         ("SwigluStepAndMul", (1.5,), None),
         ("NewGELU", (), "gelu_new"),
         ("FastGELU", (), "gelu_fast"),

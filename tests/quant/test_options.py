@@ -15,6 +15,12 @@ def test_defaults_take_group_scales_for_gguf_alone():
     assert Options(activation="group128").group_size(is_gguf=False) == 128
 
 
+def test_linear_layers_of_gguf_files_keep_their_blocks_unless_a_scheme_is_asked_for():
+    assert Options().in_blocks(is_gguf=True)
+    assert not Options().in_blocks(is_gguf=False)
+    assert not Options(activation="group128").in_blocks(is_gguf=True)
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [

@@ -16,6 +16,8 @@ class Layout:
     bytes   bytes of a block
     codec   formats/<codec>.py and csrc/formats/<codec>.cuh read and write it
     ops     ops with a kernel for it, one image each
+    planes  bytes a block in each of the tensors that a matrix is kept in (formats.blocks), if it is more than one
+    ggml    name of the GGUF type that is rearranged into these planes, byte for byte as many
     """
 
     name: str
@@ -24,6 +26,8 @@ class Layout:
     codec: str
     doc: str
     ops: tuple[str, ...] = ()
+    planes: tuple[int, ...] = ()
+    ggml: str = ""
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,15 @@ def _table(rows):
     return table
 
 
+BLOCK_OPS = ("block_gemm",)
+"""Ops that take every format of blocks."""
+
+
+def _gguf(ggml: str, values: int, planes: tuple[int, ...], codec: str, doc: str) -> Layout:
+    """A GGUF type. Planes stand in the order of their alignment, so that each is read in words of its own size."""
+    return Layout(ggml.lower(), values, sum(planes), codec, doc, BLOCK_OPS, planes, ggml)
+
+
 LAYOUTS: dict[str, Layout] = _table(
     (
         Layout(
@@ -74,8 +87,35 @@ LAYOUTS: dict[str, Layout] = _table(
             codec="int8",
             doc="int8 codes in [-127, 127]; fp32 scales apart, one a row or one a row and group of 128 along K",
         ),
+        Layout(
+            "int4",
+            values=32,
+            bytes=16,
+            codec="int4",
+            doc="4-bit codes, even column low, value = scale * (code - 8); scales apart, one a group of 32, 64 or 128",
+            ops=BLOCK_OPS,
+            planes=(16,),
+        ),
+        Layout(
+            "int4_zero",
+            values=32,
+            bytes=16,
+            codec="int4",
+            doc="the same with value = scale * (code - zero); zeros apart, one byte a group",
+            ops=BLOCK_OPS,
+            planes=(16,),
+        ),
+        _gguf("Q4_0", 32, (16, 2), "gguf_basic", "nibbles; half d"),
+        _gguf("Q4_1", 32, (16, 4), "gguf_basic", "nibbles; half d, half m"),
+        _gguf("Q5_0", 32, (16, 4, 2), "gguf_basic", "nibbles; fifth bits; half d"),
+        _gguf("Q8_0", 32, (16, 16, 2), "gguf_basic", "int8 of the first 16 values; of the last 16; half d"),
+        _gguf("Q4_K", 256, (128, 16), "gguf_k", "nibbles; half d, half dmin, 12 bytes of 6-bit scales and minima"),
+        _gguf("Q6_K", 256, (128, 64, 16, 2), "gguf_k", "nibbles; bits 4 and 5; int8 scales of 16 values; half d"),
     )
 )
+
+GGML: dict[str, Layout] = {row.ggml: row for row in LAYOUTS.values() if row.ggml}
+"""GGUF type to the format that holds it."""
 
 KV_LAYOUTS: dict[str, KVLayout] = _table(
     (
@@ -98,8 +138,10 @@ def header() -> str:
     """The C++ header that ties the kernels to this table."""
     lines = ["#pragma once", "// Written by the build from vllm_superl8/formats/layout.py."]
     for row in LAYOUTS.values():
+        planes = ", ".join(map(str, row.planes or (row.bytes,)))
         lines.append(
-            f"struct layout_{row.name} {{ static constexpr int values = {row.values}, bytes = {row.bytes}; }};"
+            f"struct layout_{row.name} {{ static constexpr int values = {row.values}, bytes = {row.bytes}, "
+            f"plane_bytes[] = {{{planes}}}; }};"
         )
     for row in {row.name: row for row in KV_LAYOUTS.values()}.values():
         lines.append(

@@ -15,6 +15,9 @@ GEMV_MOST_ROWS = 8
 GEMV_STEP = 512
 """Columns that one warp of the streaming kernel takes in a step (csrc/linear/int8_gemv.cuh)."""
 
+BLOCK_GEMV_STEP = 1024
+"""The same of the streaming kernel for weights in blocks (csrc/linear/block_gemv.cuh)."""
+
 GEMV_ROWS_A_WARP = 4
 """Weight rows that its warp takes."""
 
@@ -64,30 +67,46 @@ TILES = {
 """Tiles by whether scales are grouped, the larger first: of equals the first is taken."""
 
 
+BLOCK_TILES = (
+    Tile(64, 64, blocks=1, full=0.70, sparse=0.70),
+    Tile(32, 64, blocks=2, full=0.60, sparse=0.50),
+)
+"""Tiles of weights in blocks (csrc/linear/block_gemm.cu). Reckoned from those with grouped scales, not measured."""
+
+
 def tile_for(m: int, n: int, grouped: bool, units: int) -> str:
     """Name of the tile with which m x n outputs take the least time on a card of `units` multiprocessors.
 
     Each works through its share of the tiles at the tile's rate.
     """
+    return _fastest(TILES[grouped], m, n, units)
 
+
+def block_tile_for(m: int, n: int, units: int) -> str:
+    """The same for weights in blocks."""
+    return _fastest(BLOCK_TILES, m, n, units)
+
+
+def _fastest(tiles: tuple[Tile, ...], m: int, n: int, units: int) -> str:
     def time(tile: Tile) -> float:
         share = math.ceil(math.ceil(m / tile.m) * math.ceil(n / tile.n) / units)
         return share * tile.m * tile.n / (tile.full if share >= tile.blocks else tile.sparse)
 
-    return min(TILES[grouped], key=time).name
+    return min(tiles, key=time).name
 
 
-def k_warps_for(n: int, k: int, units: int, rows: int = 1) -> int:
+def k_warps_for(n: int, k: int, units: int, rows: int = 1, step: int = GEMV_STEP) -> int:
     """Warps that share the columns of a weight row in the streaming kernel: as few as fill the card.
 
     n, k   of the weights
     units  multiprocessors of the card
     rows   how often weights are streamed side by side (routed rows; all rows of one product count as one)
+    step   columns that a warp takes in a step
     """
     wanted = GEMV_WARPS_AN_SM * units
     warps = math.ceil(n / GEMV_ROWS_A_WARP) * rows
     split = 1
-    while split < 8 and warps * split < wanted and split * GEMV_STEP < k:
+    while split < 8 and warps * split < wanted and split * step < k:
         split *= 2
     return split
 

@@ -14,11 +14,25 @@ def rms_norm_reference(x, weight, eps, weight_offset=0.0):
     return v.to(x.dtype)
 
 
+def weight_arguments(op: str, x, weight) -> tuple[int, bool]:
+    """Address of a norm's weight, and whether it is float32 beside an x that is not.
+
+    Raises TypeError for other mixtures, ValueError for weights of another shape.
+    """
+    if weight is None:
+        return 0, False
+    if weight.dtype not in (x.dtype, torch.float32):
+        raise TypeError(f"{op}: weight is {weight.dtype} for x of {x.dtype}, wanted that or float32")
+    if weight.shape != x.shape[-1:] or not weight.is_contiguous():
+        raise ValueError(f"{op}: weight is {tuple(weight.shape)} for rows of {x.shape[-1]}, wanted one a column")
+    return ptr(weight), weight.dtype == torch.float32
+
+
 def rms_norm_kernel(module, x, weight, eps, weight_offset=0.0):
     rows = rows_of(x)
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     module.rms_norm(
-        dtype_name(x, "rms_norm"), ptr(out), ptr(rows), 0, ptr(weight),
+        dtype_name(x, "rms_norm"), ptr(out), ptr(rows), 0, *weight_arguments("rms_norm", x, weight),
         rows.shape[0], rows.shape[1], rows.stride(0), eps, weight_offset, stream(x),
     )  # fmt: skip
     return out
@@ -39,8 +53,9 @@ def fused_add_rms_norm_kernel(module, x, residual, weight, eps, weight_offset=0.
     rows = rows_of(x)
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     module.rms_norm(
-        dtype_name(x, "fused_add_rms_norm"), ptr(out), ptr(rows), ptr(residual), ptr(weight),
-        rows.shape[0], rows.shape[1], rows.stride(0), eps, weight_offset, stream(x),
+        dtype_name(x, "fused_add_rms_norm"), ptr(out), ptr(rows), ptr(residual),
+        *weight_arguments("fused_add_rms_norm", x, weight), rows.shape[0], rows.shape[1], rows.stride(0), eps,
+        weight_offset, stream(x),
     )  # fmt: skip
     return out
 
@@ -59,9 +74,11 @@ rms_norm = register(
 """out = x / sqrt(mean(x^2) + eps) * (weight + weight_offset), computed in fp32.
 
 x              (..., n) float16, bfloat16 or float32
-weight         (n) dtype of x, or None
+weight         (n) dtype of x or float32, or None
 weight_offset  1.0 for Gemma's norms, whose weights are stored minus one
 returns        (..., n), dtype of x, contiguous
+
+The kernel raises TypeError and ValueError for other weights.
 """
 
 fused_add_rms_norm = register(

@@ -46,9 +46,10 @@ def paged_attention_reference(
         first_page = first_key // page_size
         pages = block_table[seq, first_page : -(-seq_len // page_size)].long()
         keys = slice(first_key - first_page * page_size, seq_len - first_page * page_size)
-        k, v = (x[:, keys] for x in kv.decode(kv_cache, pages, head_dim))
+        # In float64, so that a token's result, rounded, does not depend on the tokens that share its chunk.
+        k, v = (x[:, keys].double() for x in kv.decode(kv_cache, pages, head_dim))
         seen = attend(
-            query[start:end].float().transpose(0, 1), k, v, first_position - first_key, softmax_scale, causal,
+            query[start:end].double().transpose(0, 1), k, v, first_position - first_key, softmax_scale, causal,
             sliding_window, logit_softcap, sinks, alibi_slopes,
         )  # fmt: skip
         out[start:end] = seen.transpose(0, 1)

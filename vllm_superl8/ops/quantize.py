@@ -9,19 +9,19 @@ from vllm_superl8.ops.registry import dtype_name, ptr, register, rows_of, stream
 GROUP_SIZES = (32, 64, 128)
 
 
-def _check(x: torch.Tensor, group_size: int) -> None:
-    k = x.shape[-1]
+def check_groups(op: str, k: int, group_size: int) -> None:
+    """Raise ValueError unless rows of k elements have groups of group_size, one of GROUP_SIZES or -1 (the row)."""
     if k == 0:
-        raise ValueError("quantize_int8: x has rows of no elements")
+        raise ValueError(f"{op}: x has rows of no elements")
     if group_size != -1 and (group_size not in GROUP_SIZES or k % group_size):
         raise ValueError(
-            f"quantize_int8: group_size is {group_size} for rows of {k}, wanted -1 (the row) or one of "
+            f"{op}: group_size is {group_size} for rows of {k}, wanted -1 (the row) or one of "
             f"{', '.join(map(str, GROUP_SIZES))} that divides them"
         )
 
 
 def quantize_int8_reference(x, group_size=-1):
-    _check(x, group_size)
+    check_groups("quantize_int8", x.shape[-1], group_size)
     dtype_name(x, "quantize_int8")
     return int8.quantize(x, group_size)
 
@@ -35,7 +35,7 @@ def quantize_int8_fake(x, group_size=-1):
 
 
 def quantize_int8_kernel(module, x, group_size=-1):
-    _check(x, group_size)
+    check_groups("quantize_int8", x.shape[-1], group_size)
     codes, scales = quantize_int8_fake(x, group_size)
     rows = rows_of(x)
     module.quantize_int8(

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Our norms as a provider of vLLM's IR ops (name: superl8)."""
 
+import torch
 from torch import Tensor
 from vllm import ir
 
@@ -8,7 +9,7 @@ from vllm_superl8.ops import norm
 
 
 def _kernel_serves(x: Tensor, weight: Tensor | None, *_) -> bool:
-    return weight is None or weight.dtype == x.dtype
+    return weight is None or weight.dtype in (x.dtype, torch.float32)
 
 
 def _serves_rms_norm(x, weight, epsilon, variance_size=None) -> bool:

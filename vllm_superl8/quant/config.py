@@ -19,6 +19,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
     VocabParallelEmbedding,
 )
 
+from vllm_superl8.quant.blocks import BlockLinearMethod
 from vllm_superl8.quant.container.layers import Layers, group_size_of, layers_in_force
 from vllm_superl8.quant.embedding import Int8EmbeddingMethod
 from vllm_superl8.quant.gguf.engine_args import LOAD_FORMAT
@@ -58,8 +59,7 @@ class Superl8Config(QuantizationConfig):
     @property
     def group_size(self) -> int:
         """Columns that share a scale, in weights and activations; -1 for the whole row."""
-        config = get_current_vllm_config_or_none()
-        return self.options.group_size(config is not None and config.load_config.load_format == LOAD_FORMAT)
+        return self.options.group_size(_is_gguf())
 
     @property
     def options(self) -> Options:
@@ -106,6 +106,8 @@ class Superl8Config(QuantizationConfig):
         return None
 
     def _linear(self, prefix: str) -> QuantizeMethodBase:
+        if self.options.in_blocks(_is_gguf()):
+            return BlockLinearMethod(prefix)
         if self.layers is None:
             return Int8LinearMethod(self.group_size)
         stored = self.layers.linear(prefix, self.packed_modules_mapping)
@@ -134,6 +136,11 @@ class Superl8Config(QuantizationConfig):
         return should_ignore_layer(
             prefix, ignore=self.options.ignore, fused_mapping=self.packed_modules_mapping, use_fnmatch=True
         )
+
+
+def _is_gguf() -> bool:
+    config = get_current_vllm_config_or_none()
+    return config is not None and config.load_config.load_format == LOAD_FORMAT
 
 
 def _k_is_served(layer: LinearBase, prefix: str) -> bool:

@@ -4,17 +4,25 @@
 import torch
 from torch.nn import Parameter
 from vllm.logger import init_logger
-from vllm.model_executor.layers.fused_moe.activation import ApplyMoEActivationConfig, apply_moe_activation
+from vllm.model_executor.layers.fused_moe.activation import (
+    ApplyMoEActivationConfig,
+    MoEActivation,
+    apply_moe_activation,
+)
 from vllm.model_executor.layers.fused_moe.config import FusedMoEQuantConfig
 from vllm.model_executor.layers.fused_moe.fused_moe_method_base import FusedMoEMethodBase
 from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
 from vllm.model_executor.model_loader.reload.layerwise import initialize_online_processing
 from vllm.model_executor.utils import replace_parameter, set_weight_attrs
 
+from vllm_superl8.ops.act_quantize import act_and_mul_quantize
 from vllm_superl8.ops.moe_gemm import moe_sum, w8a8_moe_gemm
 from vllm_superl8.ops.quantize import quantize_int8
 
 logger = init_logger(__name__)
+
+FUSED_ACTIVATIONS = {MoEActivation.SILU: "silu", MoEActivation.GELU: "gelu", MoEActivation.GELU_TANH: "gelu_tanh"}
+"""Activations, where nothing clamps them, that are quantised as they are computed; others in two steps."""
 
 
 def group_size_for(k: int, group_size: int, name: str) -> int:
@@ -25,6 +33,12 @@ def group_size_for(k: int, group_size: int, name: str) -> int:
     return -1
 
 
+def group_size_of(layer: torch.nn.Module, name: str) -> int:
+    """Columns that share a scale in experts' weights `name` (w13, w2); -1 for the whole row."""
+    groups = getattr(layer, f"{name}_weight_scale").shape[-1]
+    return -1 if groups == 1 else getattr(layer, f"{name}_weight").shape[-1] // groups
+
+
 def local_ids(layer: torch.nn.Module, topk_ids: torch.Tensor) -> torch.Tensor:
     """Flat int32 numbers of this rank's experts for topk_ids (tokens, topk); -1 for experts of other ranks."""
     ids = topk_ids.flatten()
@@ -33,11 +47,15 @@ def local_ids(layer: torch.nn.Module, topk_ids: torch.Tensor) -> torch.Tensor:
     return ids.int()
 
 
+def activation_config(method: FusedMoEMethodBase, layer: torch.nn.Module) -> ApplyMoEActivationConfig:
+    """The numbers of the layer's activation."""
+    return ApplyMoEActivationConfig.from_configs(method.moe, method.get_fused_moe_quant_config(layer))
+
+
 def activate(method: FusedMoEMethodBase, layer: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
     """The layer's activation of x (rows, w13 outputs): (rows, w2 inputs)."""
     out = torch.empty(x.shape[0], layer.w2_weight.shape[2], dtype=x.dtype, device=x.device)
-    config = ApplyMoEActivationConfig.from_configs(method.moe, method.get_fused_moe_quant_config(layer))
-    return apply_moe_activation(layer.activation, out, x, activation_config=config)
+    return apply_moe_activation(layer.activation, out, x, activation_config=activation_config(method, layer))
 
 
 class Int8MoEMethod(FusedMoEMethodBase):
@@ -103,16 +121,19 @@ class Int8MoEMethod(FusedMoEMethodBase):
                 raise ValueError(f"superl8: router weights on the input need top-1 routing, got top-{topk}")
             x = x * topk_weights.to(x.dtype)
             topk_weights = torch.ones_like(topk_weights)
-        hidden = self._multiply(x, layer.w13_weight, layer.w13_weight_scale, ids, topk)
-        hidden = activate(self, layer, hidden)
-        out = self._multiply(hidden, layer.w2_weight, layer.w2_weight_scale, ids, 1)
-        return moe_sum(out.view(tokens, topk, -1), topk_weights.float())
+        codes, scales = quantize_int8(x, group_size_of(layer, "w13"))
+        hidden = w8a8_moe_gemm(codes, scales, layer.w13_weight, layer.w13_weight_scale, ids, topk, x.dtype)
+        codes, scales = self._activate_and_quantize(layer, hidden)
+        out = w8a8_moe_gemm(codes, scales, layer.w2_weight, layer.w2_weight_scale, ids, 1, x.dtype)
+        # The router's weights belong here: this reads the experts' outputs anyway, and they are not rounded once more.
+        return moe_sum(out.view(tokens, topk, out.shape[-1]), topk_weights.float())
 
-    @staticmethod
-    def _multiply(x, weight, weight_scale, ids, repeat):
-        groups = weight_scale.shape[-1]
-        codes, scales = quantize_int8(x, -1 if groups == 1 else weight.shape[-1] // groups)
-        return w8a8_moe_gemm(codes, scales, weight, weight_scale, ids, repeat, x.dtype)
+    def _activate_and_quantize(self, layer, hidden):
+        group_size = group_size_of(layer, "w2")
+        name = FUSED_ACTIVATIONS.get(layer.activation)
+        if name is None or activation_config(self, layer).clamp_limit is not None:
+            return quantize_int8(activate(self, layer, hidden), group_size)
+        return act_and_mul_quantize(hidden, name, group_size=group_size)
 
 
 class TorchMoEMethod(UnquantizedFusedMoEMethod):

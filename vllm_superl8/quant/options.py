@@ -18,7 +18,8 @@ ACTIVATIONS = {"token": -1, "group128": GROUP_SIZE}
 class Options:
     """Choices of the method.
 
-    activation  "auto": "group128" for GGUF files, whose own scales are in groups, else "token".
+    activation  "auto": "token"; in GGUF files linear layers keep the file's own blocks and activations have a scale for
+                32 columns, experts take "group128".
                 "token": one scale a token and one a weight row (fastest).
                 "group128": one scale a token, or weight row, and 128 columns (more exact on models with outlier
                 channels); a K that is not a multiple of 128 is padded with zeros, in experts it keeps "token", which
@@ -44,6 +45,10 @@ class Options:
         for name in ("moe", "lm_head", "embedding"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"superl8 option {name}={getattr(self, name)!r}: wanted true or false")
+
+    def in_blocks(self, is_gguf: bool) -> bool:
+        """Whether linear layers keep the blocks of the file."""
+        return is_gguf and self.activation == "auto"
 
     def group_size(self, is_gguf: bool) -> int:
         """Columns that share a scale: 128, or -1 for the whole row."""

@@ -8,16 +8,16 @@ from vllm_superl8.platform import driver
 from vllm_superl8.platform.stand_ins import library
 
 _GATED = {
-    # name: (parameters after out and x, our activation, order of a, b, c)
-    "silu_and_mul": ("", "silu"),
-    "gelu_and_mul": ("", "gelu"),
-    "gelu_tanh_and_mul": ("", "gelu_tanh"),
-    "mul_and_silu": ("", "mul_and_silu"),
-    "fatrelu_and_mul": (", float threshold", "fatrelu"),
-    "situ_and_mul": (", float beta, float linear_beta", "situ"),
-    "silu_and_mul_with_clamp": (", float limit, float alpha=1.0, float beta=0.0", "silu_clamp"),
-    "swigluoai_and_mul": (", float alpha=1.702, float limit=7.0", "swigluoai"),
-    "swiglustep_and_mul": (", float limit=7.0", "swiglustep"),
+    # name: (parameters after out and x, in our order of a, b, c, with their defaults or None; our activation)
+    "silu_and_mul": ({}, "silu"),
+    "gelu_and_mul": ({}, "gelu"),
+    "gelu_tanh_and_mul": ({}, "gelu_tanh"),
+    "mul_and_silu": ({}, "mul_and_silu"),
+    "fatrelu_and_mul": ({"threshold": None}, "fatrelu"),
+    "situ_and_mul": ({"beta": None, "linear_beta": None}, "situ"),
+    "silu_and_mul_with_clamp": ({"limit": None, "alpha": 1.0, "beta": 0.0}, "silu_clamp"),
+    "swigluoai_and_mul": ({"alpha": 1.702, "limit": 7.0}, "swigluoai"),
+    "swiglustep_and_mul": ({"limit": 7.0}, "swiglustep"),
 }
 
 _PLAIN = {
@@ -39,7 +39,10 @@ _PROBES = (
 def define(device: str) -> None:
     """Define what vLLM calls on "cpu" or "cuda"."""
     for name, (parameters, activation) in _GATED.items():
-        library.define("_C", f"{name}(Tensor(a!) out, Tensor x{parameters}) -> ()", _gated(activation))
+        listed = "".join(f", float {key}" + ("" if v is None else f"={v}") for key, v in parameters.items())
+        library.define(
+            "_C", f"{name}(Tensor(a!) out, Tensor x{listed}) -> ()", _gated(activation, tuple(parameters.values()))
+        )
     for name, activation in _PLAIN.items():
         library.define("_C", f"{name}(Tensor(a!) out, Tensor x) -> ()", _plain(activation))
     library.define(
@@ -83,9 +86,9 @@ def define(device: str) -> None:
         library.define("_C", "get_cuda_view_from_cpu_tensor(Tensor x) -> Tensor", _cuda_view, _cuda_like)
 
 
-def _gated(activation):
-    # Our order of a, b, c is that of vLLM's parameters for every function here.
-    return lambda out, x, *parameters: ops.act_and_mul(out, x, activation, *parameters)
+def _gated(activation, defaults):
+    # torch leaves out trailing arguments that equal the schema's defaults.
+    return lambda out, x, *given: ops.act_and_mul(out, x, activation, *given, *defaults[len(given) :])
 
 
 def _plain(activation):
