@@ -3,6 +3,7 @@
 
 from vllm_superl8.ops.activation import act, act_and_mul
 from vllm_superl8.ops.align import moe_align
+from vllm_superl8.ops.block_embedding import block_embedding
 from vllm_superl8.ops.block_gemm import block_gemm
 from vllm_superl8.ops.dense_attention import dense_attention
 from vllm_superl8.ops.gather import embedding, embedding_int8, vocab_parallel_embedding
@@ -21,6 +22,7 @@ __all__ = [
     "act",
     "act_and_mul",
     "apply_repetition_penalties",
+    "block_embedding",
     "block_gemm",
     "dense_attention",
     "embedding",
