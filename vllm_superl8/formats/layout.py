@@ -69,7 +69,7 @@ def _table(rows):
     return table
 
 
-BLOCK_OPS = ("block_gemm",)
+BLOCK_OPS = ("block_gemm", "block_embedding")
 """Ops that take every format of blocks."""
 
 
