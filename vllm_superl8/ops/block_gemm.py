@@ -76,7 +76,7 @@ def block_gemm_kernel(module, x, x_scales, planes, format, bias, out_dtype):
         ptr(bias), m, n, k, stream(x),
     )  # fmt: skip
     units = multiprocessors(x.device)
-    if m <= linear.GEMV_MOST_ROWS:
+    if m <= linear.BLOCK_GEMV_MOST_ROWS:
         module.block_gemv(linear.k_warps_for(n, k, units, step=linear.BLOCK_GEMV_STEP), *arguments)
     else:
         module.block_gemm(linear.block_tile_for(m, n, units), *arguments)
