@@ -19,7 +19,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
     VocabParallelEmbedding,
 )
 
-from vllm_superl8.quant.blocks import BlockLinearMethod
+from vllm_superl8.quant.blocks import BlockEmbeddingMethod, BlockLinearMethod
 from vllm_superl8.quant.embedding import Int8EmbeddingMethod
 from vllm_superl8.quant.gguf.engine_args import LOAD_FORMAT
 from vllm_superl8.quant.linear import Int8LinearMethod
@@ -74,6 +74,10 @@ class Superl8Config(QuantizationConfig):
 
     def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> QuantizeMethodBase | None:
         options = self.options
+        in_blocks = options.in_blocks(_is_gguf())
+        own_vocabulary = in_blocks and not (options.lm_head or options.embedding)
+        if isinstance(layer, VocabParallelEmbedding) and own_vocabulary and not self._ignores(prefix):
+            return BlockEmbeddingMethod()
         if isinstance(layer, ParallelLMHead):
             return Int8EmbeddingMethod() if options.lm_head and not self._ignores(prefix) else None
         if isinstance(layer, VocabParallelEmbedding):
@@ -82,7 +86,7 @@ class Superl8Config(QuantizationConfig):
         if isinstance(layer, LinearBase):
             if self._ignores(prefix) or not _k_is_served(layer, prefix):
                 return UnquantizedLinearMethod()
-            return BlockLinearMethod(prefix) if options.in_blocks(_is_gguf()) else Int8LinearMethod(self.group_size)
+            return BlockLinearMethod(prefix) if in_blocks else Int8LinearMethod(self.group_size)
         if isinstance(layer, RoutedExperts):
             if not options.moe or self._ignores(prefix):
                 return UnquantizedFusedMoEMethod(layer.moe_config)
