@@ -16,7 +16,7 @@ def _shifts(count: int, width: int, like: torch.Tensor) -> torch.Tensor:
 
 
 def _unpack(packed: torch.Tensor, count: int, width: int) -> torch.Tensor:
-    """Runs (..., runs, bytes) -> (..., runs * count * bytes): of each run the lowest fields of its bytes, then the next.
+    """Runs (..., runs, bytes) -> (..., runs * count * bytes): of a run the lowest fields of its bytes, then the next.
 
     Four bytes at a time, as a kernel does it: twice as fast as byte by byte.
     """
