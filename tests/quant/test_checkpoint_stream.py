@@ -3,13 +3,14 @@
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from vllm_superl8.checkpoint.safetensors_header import read_folder
 from vllm_superl8.checkpoint.schemes import reader
 from vllm_superl8.formats import int8
+from vllm_superl8.patches import get_all_weights
 from vllm_superl8.quant.checkpoint import stream
-from vllm_superl8.quant.checkpoint.linear import method
+from vllm_superl8.quant.checkpoint.linear import checked, method
 from vllm_superl8.quant.checkpoint.source import Source
 from vllm_superl8.quant.checkpoint.targets import Target, choose
 from vllm_superl8.quant.config import Superl8Config
@@ -58,6 +59,17 @@ def test_a_tensor_that_never_comes_is_named(tmp_path):
     del tensors["model.layers.1.mlp.up_proj.scales"]
     with pytest.raises(ValueError, match=r"tensor model\.layers\.1\.mlp\.up_proj\.scales did not come with"):
         convert(tensors, matrices, {})
+
+
+def test_other_pipeline_stages_are_not_converted(tmp_path):
+    tensors, matrices, _ = written(tmp_path, "gptq-4")
+    del tensors["model.layers.1.mlp.up_proj.scales"]
+    got = dict(
+        stream.converted(
+            iter(tensors.items()), matrices, {}, torch.float32, "cpu", lambda name: name.startswith("model.layers.1.")
+        )
+    )
+    assert "model.layers.0.mlp.up_proj.weight" in got and "model.layers.1.mlp.up_proj.weight" not in got
 
 
 def test_codes_of_no_matrix_are_refused(tmp_path):
@@ -225,6 +237,46 @@ def test_activation_orders_of_one_layer_must_agree():
     layer, served = loaded(Target("int4", 32, True), weight=torch.zeros(4, 128).byte(), weight_columns=columns)
     with pytest.raises(ValueError, match="their activation orders differ"):
         served.process_weights_after_loading(layer)
+
+
+def test_tensors_that_do_not_fit_are_refused_by_name(tmp_path):
+    _, matrices, _ = written(tmp_path, "ct-w8a8")
+    parts = list(matrices.values())[:1]
+    load = checked(lambda param, loaded: param.copy_(loaded), parts)
+    param = torch.zeros(4, 8, dtype=torch.int8)
+    load(param, torch.ones(4, 8, dtype=torch.int8))
+    assert (param == 1).all()
+    with pytest.raises(ValueError, match=rf"{parts[0].name}: a torch.int8 tensor of shape \[4, 9\] does not fit"):
+        load(param, torch.ones(4, 9, dtype=torch.int8))
+    with pytest.raises(ValueError, match=rf"{parts[0].name}: a torch.float8_e4m3fn tensor of shape \[4, 8\] came for"):
+        load(param, torch.ones(4, 8).to(torch.float8_e4m3fn))
+
+
+def test_a_damaged_checkpoint_is_refused_before_it_is_loaded(tmp_path):
+    tensors, _, _ = written(tmp_path, "awq")
+    scheme = dict(tiny_stored.SCHEMES["awq"].config)
+    Superl8Config.from_config(scheme).maybe_update_config(str(tmp_path))
+    del tensors["model.layers.2.mlp.up_proj.qzeros"]
+    (tmp_path / "other").mkdir()
+    save_file(tensors, tmp_path / "other" / "model.safetensors")
+    with pytest.raises(ValueError, match=r"other: tensor model\.layers\.2\.mlp\.up_proj\.qzeros is missing"):
+        Superl8Config.from_config(scheme).maybe_update_config(str(tmp_path / "other"))
+
+
+def test_vllms_loader_hands_transformed_weights_on(tmp_path, monkeypatch):
+    class Loader:
+        enable_weights_track = None
+
+        def get_all_weights(self, model_config, model):
+            yield from [("a", 1)]
+
+    monkeypatch.setattr(get_all_weights, "DefaultModelLoader", Loader)
+    wanted = {"ours": iter([("b", 2)]), "other": None}
+    for _ in range(2):  # idempotent
+        get_all_weights.install(lambda model_config, model, weights: wanted[model_config])
+    loader = Loader()
+    assert list(loader.get_all_weights("other", None)) == [("a", 1)] and loader.enable_weights_track is None
+    assert list(loader.get_all_weights("ours", None)) == [("b", 2)] and loader.enable_weights_track is True
 
 
 def test_only_what_has_a_reader_is_taken_over():
