@@ -68,6 +68,17 @@ def _card(handle) -> Card:
 
 
 @cache
+def driver_version() -> str:
+    """Version of NVIDIA's driver, such as 580.65.06. Raises pynvml.NVMLError where there is none."""
+    pynvml.nvmlInit()
+    try:
+        version = pynvml.nvmlSystemGetDriverVersion()
+    finally:
+        pynvml.nvmlShutdown()
+    return version if isinstance(version, str) else version.decode()
+
+
+@cache
 def multiprocessors(device) -> int:
     """Multiprocessors of a torch.device that holds tensors: CUDA is in use by then. For the CPU a V100's (emulator)."""
     if device.type != "cuda":

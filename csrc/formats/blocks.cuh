@@ -93,4 +93,24 @@ template <int ZERO>
 __device__ __forceinline__ uint4 minus_zero(const uint4& v) {
     return make_uint4(minus_zero<ZERO>(v.x), minus_zero<ZERO>(v.y), minus_zero<ZERO>(v.z), minus_zero<ZERO>(v.w));
 }
+#else
+#include "launch.h"
+
+// The planes of a matrix, checked. Raises ValueError (naming `op`). group_size and wide_scales are those of int4 and
+// int3.
+inline Planes planes_of(const char* op, const std::vector<uintptr_t>& planes, uintptr_t codebook, int64_t group_size,
+                        bool wide_scales) {
+    CHECK(group_size == 32 || group_size == 64 || group_size == 128, "%s: group_size is %lld, wanted 32, 64 or 128", op,
+          (long long)group_size);
+    CHECK(planes.size() <= MOST_PLANES, "%s: %d planes, at most %d are taken", op, (int)planes.size(), MOST_PLANES);
+    Planes p{};
+    for (size_t i = 0; i < planes.size(); i++) {
+        CHECK(planes[i] % 16 == 0, "%s: plane %d does not start on 16 bytes; clone it", op, (int)i);
+        p.at[i] = (const uint8_t*)planes[i];
+    }
+    p.codebook = (const uint8_t*)codebook;
+    p.group_units_log2 = group_size == 128 ? 2 : group_size == 64 ? 1 : 0;
+    p.wide_scales = wide_scales;
+    return p;
+}
 #endif

@@ -33,7 +33,7 @@
 template <class S>
 __device__ __forceinline__ void gemm(const W8A8Params& p) {
     const TileInBands<S> tile(p.m, p.n);
-    int8_tile<S>(p, tile.rows, tile.column0);
+    int8_tile<S>(p, tile.rows, tile.column0, KSpan{0, p.k, p.groups});
 }
 
 #define GEMM_KERNEL(name, Shape) \

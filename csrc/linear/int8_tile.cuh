@@ -16,6 +16,9 @@
 // gives small tiles enough warps without a workspace. Two stages; the next one travels from global memory through
 // registers (Volta has no cp.async) while this one is multiplied; one barrier a step.
 //
+// PARTIAL tiles (gemm_split.cu) sum a part of K only and write what they have, the int32 sums, or fp32 totals when
+// grouped, in place of outputs.
+//
 // Grouped (a scale for every 128 columns on both sides): each slice works on a group of its own, and after four steps
 // its int32 sums are scaled and added to fp32 totals; scales travel with the first step of their group.
 #pragma once
@@ -97,13 +100,15 @@ struct TilePlace {
     __device__ __forceinline__ int column_of(int quad) const { return column + quad * (S::LANES_N * 4); }
 };
 
-// Which tile of an (m, n) result is this block's. Tiles go along bands of eight tile rows, so that the blocks that run
-// at the same time share their rows of x and w in L2. Overhanging rows are clamped when read and not written.
+// Rows of x and out that a tile takes as they come: `first` on. Overhanging rows are clamped when read and not written.
 struct RowsInOrder {
     int first, m;
     __device__ __forceinline__ int source(int i) const { return min(first + i, m - 1); }
     __device__ __forceinline__ int out(int i) const { return first + i < m ? first + i : -1; }
 };
+
+// Which tile of an (m, n) result is this block's. Tiles go along bands of eight tile rows, so that the blocks that run
+// at the same time share their rows of x and w in L2.
 template <class S>
 struct TileInBands {
     static constexpr int BAND = 8;  // tile rows
@@ -126,8 +131,13 @@ __device__ __forceinline__ uint4 load_chunk(const int8_t* matrix, uint32_t word,
     return make_uint4(left > 0 ? at[0] : 0, left > 4 ? at[1] : 0, left > 8 ? at[2] : 0, left > 12 ? at[3] : 0);
 }
 
+// Columns begin to end - 1 of K, whole steps of a tile unless they end with the row; how many groups those are.
+struct KSpan {
+    int begin, end, groups;
+};
+
 // Add the slices' sums through shared memory, scale, write. Each slice finishes its share of every round.
-template <class S, class T, class Rows>
+template <class S, class T, bool PARTIAL, class Rows>
 __device__ __forceinline__ void finish_tile(const W8A8Params& p, const Rows& rows, int column0, uint32_t* shared_words,
                                             const int (&sums)[S::ROWS][S::COLUMNS],
                                             const float (&totals)[S::TOTAL_ROWS][S::COLUMNS]) {
@@ -143,8 +153,8 @@ __device__ __forceinline__ void finish_tile(const W8A8Params& p, const Rows& row
 #pragma unroll
         for (int e = 0; e < 4; e++) {
             const int column = min(column0 + place.column_of(quad_of(share)) + e, p.n - 1);
-            w_scales[share][e] = S::GROUPED ? 1.f : p.w_scales[column];
-            bias[share][e] = load_bias<T>(p, column);
+            w_scales[share][e] = S::GROUPED || PARTIAL ? 1.f : p.w_scales[column];
+            bias[share][e] = PARTIAL ? 0.f : load_bias<T>(p, column);
         }
     if (S::SLICES > 1) __syncthreads();
 #pragma unroll
@@ -164,7 +174,7 @@ __device__ __forceinline__ void finish_tile(const W8A8Params& p, const Rows& row
         for (int share = 0; share < S::SLICE_QUADS; share++) {
             const int q = place.slice * S::SLICE_QUADS + share, i = round * S::ROUND_ROWS + q / (S::COLUMNS / 4);
             const int tile_row = place.row_of(i), row = rows.out(tile_row);
-            const float x_scale = S::GROUPED ? 1.f : p.x_scales[rows.source(tile_row)];
+            const float x_scale = S::GROUPED || PARTIAL ? 1.f : p.x_scales[rows.source(tile_row)];
             float v[4];
 #pragma unroll
             for (int e = 0; e < 4; e++) {
@@ -179,8 +189,9 @@ __device__ __forceinline__ void finish_tile(const W8A8Params& p, const Rows& row
                     else
                         sum += other;
                 }
-                v[e] = S::GROUPED ? total + bias[share][e]
-                                  : add_scaled(bias[share][e], (float)sum, x_scale, w_scales[share][e]);
+                v[e] = PARTIAL      ? S::GROUPED ? total : __int_as_float(sum)
+                       : S::GROUPED ? total + bias[share][e]
+                                    : add_scaled(bias[share][e], (float)sum, x_scale, w_scales[share][e]);
             }
             if (row >= 0) store_quad<T>(p, row, column0 + place.column_of(quad_of(share)), v);
         }
@@ -189,13 +200,14 @@ __device__ __forceinline__ void finish_tile(const W8A8Params& p, const Rows& row
 
 // Multiply one tile. `rows.source(i)` is the row of x that tile row i reads (any valid one where the tile overhangs),
 // `rows.out(i)` the row of out that it writes, or -1. Weight rows column0 ... are read from p.w, clamped to n.
-// p.x and p.w are addressed by 32-bit offsets in words: each at most 16 GiB.
-template <class S, class Rows>
-__device__ __forceinline__ void int8_tile(const W8A8Params& p, const Rows& rows, int column0) {
+// p.x and p.w are addressed by 32-bit offsets in words: each at most 16 GiB. PARTIAL writes 32-bit sums to p.out.
+template <class S, bool PARTIAL = false, class Rows>
+__device__ __forceinline__ void int8_tile(const W8A8Params& p, const Rows& rows, int column0, KSpan span) {
     __shared__ __align__(16) uint32_t shared_words[S::SHARED_WORDS];
     char* const shared = (char*)shared_words;
-    const int steps = S::GROUPED ? (p.groups + S::SLICES - 1) / S::SLICES * S::GROUP_STEPS
-                                 : (p.k + S::COLUMNS_A_STEP - 1) / S::COLUMNS_A_STEP;
+    const int length = span.end - span.begin, first_group = span.begin / W8A8_GROUP;
+    const int steps = S::GROUPED ? (span.groups + S::SLICES - 1) / S::SLICES * S::GROUP_STEPS
+                                 : (length + S::COLUMNS_A_STEP - 1) / S::COLUMNS_A_STEP;
     int sums[S::ROWS][S::COLUMNS];
     float totals[S::TOTAL_ROWS][S::COLUMNS];
     const auto zero_sums = [&] {
@@ -210,13 +222,13 @@ __device__ __forceinline__ void int8_tile(const W8A8Params& p, const Rows& rows,
         const int chunk = place.thread % S::CHUNKS, load_row = place.thread / S::CHUNKS;
         const int first_column =
             S::GROUPED ? chunk / 2 * W8A8_GROUP + chunk % 2 * 16 : chunk / 2 * STEP_K + chunk % 2 * 16;
-        int left = p.k - first_column;  // bytes of the row from this thread's chunk on
-        uint32_t word[S::LOADS];        // where the thread's chunks are, in words of x (first) and of w
+        int left = length - first_column;  // bytes of the span from this thread's chunk on
+        uint32_t word[S::LOADS];           // where the thread's chunks are, in words of x (first) and of w
 #pragma unroll
         for (int i = 0; i < S::LOADS; i++) {
             const int row = i < S::X_LOADS ? rows.source(load_row + i * S::LOAD_ROWS)
                                            : min(column0 + load_row + (i - S::X_LOADS) * S::LOAD_ROWS, p.n - 1);
-            word[i] = (uint32_t)row * (uint32_t)(p.k / 4) + first_column / 4;
+            word[i] = (uint32_t)row * (uint32_t)(p.k / 4) + (span.begin + first_column) / 4;
         }
         // byte offsets in shared memory: stores of x and of w, reads of x and of w; `flip` moves them to the other
         // stage
@@ -252,7 +264,8 @@ __device__ __forceinline__ void int8_tile(const W8A8Params& p, const Rows& rows,
 #pragma unroll
                 for (int l = 0; l < S::SCALE_LOADS; l++) {
                     const int at = place.thread + l * S::THREADS, i = at % (S::M + S::N);
-                    const int group = min(step / S::GROUP_STEPS * S::SLICES + at / (S::M + S::N), p.groups - 1);
+                    const int group =
+                        min(first_group + step / S::GROUP_STEPS * S::SLICES + at / (S::M + S::N), p.groups - 1);
                     if (at >= S::SCALES) continue;
                     travelling_scales[l] =
                         i < S::M ? p.x_scales[(int64_t)rows.source(i) * p.groups + group]
@@ -369,11 +382,11 @@ __device__ __forceinline__ void int8_tile(const W8A8Params& p, const Rows& rows,
         }
     }
 
-    if (p.out_type == OUT_FP16)
-        finish_tile<S, fp16_t>(p, rows, column0, shared_words, sums, totals);
-    else if (p.out_type == OUT_BF16)
-        finish_tile<S, bf16_t>(p, rows, column0, shared_words, sums, totals);
+    if (!PARTIAL && p.out_type == OUT_FP16)
+        finish_tile<S, fp16_t, PARTIAL>(p, rows, column0, shared_words, sums, totals);
+    else if (!PARTIAL && p.out_type == OUT_BF16)
+        finish_tile<S, bf16_t, PARTIAL>(p, rows, column0, shared_words, sums, totals);
     else
-        finish_tile<S, fp32_t>(p, rows, column0, shared_words, sums, totals);
+        finish_tile<S, fp32_t, PARTIAL>(p, rows, column0, shared_words, sums, totals);
 }
 #endif

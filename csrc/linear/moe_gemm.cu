@@ -146,7 +146,7 @@ __device__ __forceinline__ void moe_gemm(const MoeGemmParams& p) {
     if (expert < 0) return;
     const RoutedRows rows{p.tile_rows + (int64_t)tile * S::M, p.x_repeat};
     if (expert < p.num_experts) {
-        int8_tile<S>(of_expert(p.product, expert), rows, column0);
+        int8_tile<S>(of_expert(p.product, expert), rows, column0, KSpan{0, p.product.k, p.product.groups});
         return;
     }
     const float zeros[4] = {0.f, 0.f, 0.f, 0.f};

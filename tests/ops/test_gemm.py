@@ -7,12 +7,13 @@ import torch
 from vllm_superl8.ops import linear
 from vllm_superl8.ops.gemm import MOST_K
 from vllm_superl8.ops.registry import DTYPE_NAMES, OPS, ptr, stream
+from vllm_superl8.ops.tuning import SHIPPED
 
 from products import Operands, codes, integer_product, operands, product, scales
 from tolerances import arithmetic_limit, relative_error
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
-TILES = [(tile.m, tile.n, grouped) for grouped, tiles in linear.TILES.items() for tile in tiles]
+TILES = [(tile.m, tile.n, grouped) for grouped in (False, True) for tile in SHIPPED.tiles(grouped)]
 # around gemv's 8 rows and the tiles' 16, 32, 64 and 128
 ROW_COUNTS = [0, 1, 2, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 130]
 
@@ -70,7 +71,7 @@ def test_w8a8_gemm_tiles_scale_and_add_bias(kernels, tile_m, tile_n, grouped, dt
 @pytest.mark.parametrize("k", [16, 32, 48, 112, 128, 144, 400])
 def test_w8a8_gemm_takes_any_number_of_16_byte_chunks(kernels, k):
     o = operands(17, 19, k, 1)
-    for tile in linear.TILES[False]:
+    for tile in SHIPPED.per_row:
         assert relative_error(run_tile(kernels, tile.name, o), product(o)) < arithmetic_limit(
             "w8a8_gemm", torch.float32
         )
@@ -192,23 +193,45 @@ def test_w8a8_gemm_refuses_rows_of_other_lengths(kernels, k):
 
 
 @pytest.mark.parametrize(
-    ("m", "n", "grouped", "tile"),
+    ("m", "n", "k", "grouped", "tile"),
     [
-        (2048, 14336, False, "128x128"),
-        (1024, 4096, False, "128x128"),
-        (512, 4096, False, "64x64"),
-        (256, 4096, False, "64x64"),
-        (128, 4096, False, "64x64"),
-        (64, 14336, False, "32x32"),
-        (32, 14336, False, "32x32"),
-        (16, 14336, False, "16x64"),
-        (2048, 14336, True, "128x128"),
-        (128, 4096, True, "64x64"),
-        (32, 4096, True, "32x64"),
+        (2048, 14336, 4096, False, "128x128"),
+        (1024, 4096, 4096, False, "128x128"),
+        (512, 4096, 14336, False, "64x64"),
+        (256, 4096, 4096, False, "64x64"),
+        (128, 4096, 4096, False, "64x64"),
+        (64, 14336, 4096, False, "32x32"),
+        (32, 14336, 4096, False, "32x32"),
+        (16, 14336, 4096, False, "16x64"),
+        (2048, 14336, 4096, True, "128x128"),
+        (128, 4096, 4096, True, "64x64"),
+        (32, 14336, 4096, True, "32x64"),
     ],
 )
-def test_tiles_are_those_that_were_fastest_on_an_h200(m, n, grouped, tile):
-    assert linear.tile_for(m, n, grouped, units=132) == tile
+def test_tiles_are_those_that_were_fastest_on_an_h200(m, n, k, grouped, tile):
+    assert linear.plan_for(m, n, k, grouped, units=132) == linear.Plan(tile)
+
+
+@pytest.mark.parametrize("units", [68, 80, 132])
+@pytest.mark.parametrize("grouped", [False, True])
+def test_products_of_few_tiles_are_split(units, grouped):
+    for m in (9, 16):
+        plan = linear.plan_for(m, 1024, 4096, grouped, units)
+        assert plan.k_split is not None and plan.k_split % (512 if grouped else 128) == 0
+        assert linear.plan_for(m, 1024, 4096, grouped, units, may_split=False).k_split is None
+        assert linear.plan_for(m, 1024, 512, grouped, units).k_split is None
+    assert linear.plan_for(4096, 14336, 4096, grouped, units).k_split is None
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("groups", [1, 16])
+def test_w8a8_gemm_takes_its_plan(kernels, groups, dtype):
+    """n = 260 and k = 2048 on a V100's multiprocessors: split."""
+    o, bias = operands(20, 260, 2048, groups), scales(260, seed=9)
+    assert linear.plan_for(20, 260, 2048, groups > 1, 80).k_split is not None
+    got = run(kernels, o, bias, dtype)
+    assert got.dtype == dtype
+    assert relative_error(got, product(o, bias.to(dtype))) < arithmetic_limit("w8a8_gemm", dtype)
 
 
 def test_w8a8_gemm_refuses_an_unknown_tile(kernels):

@@ -4,22 +4,32 @@
 import pytest
 import torch
 
+from vllm_superl8.quant.blocks import BlockLinearMethod
+from vllm_superl8.quant.gguf.methods import GgufWeights
 from vllm_superl8.quant.int4_linear import Int4LinearMethod
 from vllm_superl8.quant.linear import Int8LinearMethod
+from vllm_superl8.quant.online import OnlineWeights
 from vllm_superl8.quant.options import Options
 
 
-def test_defaults_take_group_scales_for_gguf_alone():
-    assert Options().group_size(is_gguf=True) == 128
-    assert Options().group_size(is_gguf=False) == -1
-    assert Options(activation="token").group_size(is_gguf=True) == -1
-    assert Options(activation="group128").group_size(is_gguf=False) == 128
+@pytest.mark.parametrize(
+    ("weights", "options", "group_size"),
+    [
+        (OnlineWeights, Options(), -1),
+        (OnlineWeights, Options(activation="group128"), 128),
+        (GgufWeights, Options(activation="token"), -1),
+        (GgufWeights, Options(activation="group128"), 128),
+        (GgufWeights, Options(weight_bits=8), 128),
+    ],
+)
+def test_linear_layers_take_the_activation_scheme(weights, options, group_size):
+    method = weights(options).linear(None, "model.layers.0.mlp.down_proj")
+    assert type(method) is Int8LinearMethod
+    assert method.group_size == group_size
 
 
 def test_linear_layers_of_gguf_files_keep_their_blocks_unless_a_scheme_is_asked_for():
-    assert Options().in_blocks(is_gguf=True)
-    assert not Options().in_blocks(is_gguf=False)
-    assert not Options(activation="group128").in_blocks(is_gguf=True)
+    assert isinstance(GgufWeights(Options()).linear(None, "model.layers.0.mlp.down_proj"), BlockLinearMethod)
 
 
 @pytest.mark.parametrize(

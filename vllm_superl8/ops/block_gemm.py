@@ -31,6 +31,20 @@ def _check(x, x_scales, planes, format, out_dtype) -> blocks.Layout:
     return layout
 
 
+def planes_arguments(op: str, planes, layout: blocks.Layout, k: int) -> tuple:
+    """What launchers take of a matrix: format, addresses of planes, codebook, group size and kind of scales.
+
+    Raises ValueError for planes that are not contiguous.
+    """
+    if not all(plane.is_contiguous() for plane in planes):
+        raise ValueError(f"{op}: planes of format {layout.name} are not contiguous; store them with .contiguous()")
+    group_size, wide_scales = UNIT, False
+    if not layout.ggml:
+        group_size, wide_scales = k // planes[1].shape[1], planes[1].dtype == torch.float32
+    codebook = blocks.codebook(layout, planes[0].device)
+    return layout.name, [ptr(plane) for plane in planes], ptr(codebook), group_size, wide_scales
+
+
 def block_gemm_reference(x, x_scales, planes, format, bias, out_dtype):
     layout = _check(x, x_scales, planes, format, out_dtype)
     k, n = x.shape[-1], planes[0].shape[0]
@@ -51,20 +65,15 @@ def block_gemm_fake(x, x_scales, planes, format, bias, out_dtype):
 
 def block_gemm_kernel(module, x, x_scales, planes, format, bias, out_dtype):
     layout = _check(x, x_scales, planes, format, out_dtype)
-    if not all(plane.is_contiguous() for plane in planes):
-        raise ValueError(f"block_gemm: planes of format {format} are not contiguous; store them with .contiguous()")
     if bias is not None:
         bias = bias.to(out_dtype).contiguous()
     out = block_gemm_fake(x, x_scales, planes, format, bias, out_dtype)
     x, x_scales = x.contiguous(), x_scales.contiguous()
     k, n = x.shape[-1], planes[0].shape[0]
     m = x.numel() // k
-    group_size, wide_scales = UNIT, False
-    if not layout.ggml:
-        group_size, wide_scales = k // planes[1].shape[1], planes[1].dtype == torch.float32
     arguments = (
-        DTYPE_NAMES[out_dtype], ptr(out), ptr(x), ptr(x_scales), format, [ptr(plane) for plane in planes],
-        ptr(blocks.codebook(layout, x.device)), group_size, wide_scales, ptr(bias), m, n, k, stream(x),
+        DTYPE_NAMES[out_dtype], ptr(out), ptr(x), ptr(x_scales), *planes_arguments("block_gemm", planes, layout, k),
+        ptr(bias), m, n, k, stream(x),
     )  # fmt: skip
     units = multiprocessors(x.device)
     if m <= linear.GEMV_MOST_ROWS:

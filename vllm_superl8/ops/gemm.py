@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """W8A8 matrix product by dp4a, int8 x int8 with fp32 scales."""
 
+import math
+
 import torch
 
 from vllm_superl8.device import multiprocessors
 from vllm_superl8.ops import linear
+from vllm_superl8.ops.fp16_product import fp16_product
 from vllm_superl8.ops.registry import DTYPE_NAMES, ptr, register, stream
+from vllm_superl8.ops.tuning import tuning_for
 
 GROUP_SIZE = 128
 """Columns that share a scale where a row has more than one."""
@@ -84,13 +88,21 @@ def w8a8_gemm_kernel(module, x, x_scales, weight, weight_scales, bias, out_dtype
     m = x.numel() // k
     arguments = (
         DTYPE_NAMES[out_dtype], ptr(out), ptr(x), ptr(x_scales), ptr(weight), ptr(weight_scales), ptr(bias),
-        m, n, k, groups, stream(x),
+        m, n, k, groups,
     )  # fmt: skip
-    units = multiprocessors(x.device)
-    if m <= linear.GEMV_MOST_ROWS:
-        module.w8a8_gemv(linear.k_warps_for(n, k, units), *arguments)
+    units, tuning = multiprocessors(x.device), tuning_for(x.device)
+    if m <= tuning.gemv_most_rows:
+        module.w8a8_gemv(linear.k_warps_for(n, k, units), *arguments, stream(x))
+        return out
+    aligned = k % 16 == 0 and ptr(x) % 16 == 0 and ptr(weight) % 16 == 0
+    plan = linear.plan_for(m, n, k, groups > 1, units, aligned, tuning)
+    if plan.tile is None:
+        fp16_product(module, x.view(m, k), x_scales.view(m, groups), weight, weight_scales, bias, out.view(m, n))
+    elif plan.k_split is None:
+        module.w8a8_gemm(plan.tile, *arguments, stream(x))
     else:
-        module.w8a8_gemm(linear.tile_for(m, n, groups > 1, units), *arguments)
+        partial = torch.empty(math.ceil(k / plan.k_split), m, n, dtype=torch.int32, device=x.device)
+        module.w8a8_gemm_split(plan.tile, *arguments, ptr(partial), plan.k_split, stream(x))
     return out
 
 
@@ -112,6 +124,7 @@ returns        (..., n) in out_dtype: float16, bfloat16 or float32
 
 Sums within a group (or row) are exact integers; they are scaled in float32, groups are added in float32, and the
 result is rounded once. Deterministic. With one scale a row, a row of x gives the same bits in any batch; with groups
-the order of the sum, and so its last bit, differs between the kernels that ops/linear.py chooses from.
+the order of the sum, and so its last bit, differs between the kernels that ops/linear.py chooses from. Where
+``superl8 tune`` found fp16 matrix products faster, those of many rows round like ops/fp16_product.py.
 Raises TypeError for wrong dtypes, ValueError for shapes that do not fit or weights that are not contiguous.
 """

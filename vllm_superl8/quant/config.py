@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""``--quantization superl8``: which layer gets which method."""
+"""``--quantization superl8``: which layer gets which method, whatever kind of checkpoint its weights come from."""
 
 from dataclasses import replace
 from typing import Any
@@ -20,25 +20,24 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
 )
 
 from vllm_superl8.checkpoint.schemes import reader
-from vllm_superl8.quant.blocks import BlockLinearMethod
-from vllm_superl8.quant.checkpoint.layers import NAME, linear_method, moe_method, takes_over
+from vllm_superl8.quant.checkpoint.layers import NAME, PublishedWeights, takes_over
 from vllm_superl8.quant.checkpoint.source import Source, read
-from vllm_superl8.quant.checkpoint.targets import int4_group_size
-from vllm_superl8.quant.container.layers import Layers, group_size_of, layers_in_force
+from vllm_superl8.quant.container.layers import layers_in_force
+from vllm_superl8.quant.container.methods import ContainerWeights
 from vllm_superl8.quant.embedding import Int8EmbeddingMethod
-from vllm_superl8.quant.gguf.engine_args import LOAD_FORMAT
-from vllm_superl8.quant.int4_linear import Int4LinearMethod
-from vllm_superl8.quant.linear import Int8LinearMethod
-from vllm_superl8.quant.moe import Int8MoEMethod
-from vllm_superl8.quant.options import GROUP_SIZE, INT4_GROUP_SIZE, Options
-from vllm_superl8.quant.stored import StoredInt8LinearMethod, StoredInt8MoEMethod
+from vllm_superl8.quant.gguf.engine_args import LOAD_FORMAT as GGUF
+from vllm_superl8.quant.gguf.methods import GgufWeights
+from vllm_superl8.quant.online import OnlineWeights, k_of
+from vllm_superl8.quant.options import Options
 
 logger = init_logger(__name__)
 
+Weights = OnlineWeights | GgufWeights | ContainerWeights | PublishedWeights
+"""Kinds of checkpoint: each knows the methods of linear layers and of experts."""
+
 
 class Superl8Config(QuantizationConfig):
-    """W8A8 or W4A8: fp16, bf16 or fp32 weights are quantised layer by layer while they load, codes of ``.superl8``
-    files and of published quantised checkpoints taken as they are.
+    """Every layer of a 16-bit checkpoint, quantised while it loads; of a quantised one those that are so there.
 
     options  as given in a checkpoint of our own
     scheme   quantisation config of a published checkpoint that checkpoint.schemes reads
@@ -52,24 +51,25 @@ class Superl8Config(QuantizationConfig):
         self._scheme = scheme
         self._source: Source | None = None
         self._mapper: Any = None
-        self._layers: Layers | None = None
+        self._weights: Weights | None = None
 
-    def apply_vllm_mapper(self, hf_to_vllm_mapper: Any) -> None:
-        self._mapper = hf_to_vllm_mapper
+    @property
+    def weights(self) -> Weights:
+        """The kind of checkpoint that is being loaded."""
+        if self._weights is None:
+            self._weights = self._weights_in_force()
+        return self._weights
+
+    def _weights_in_force(self) -> Weights:
+        packed = self.packed_modules_mapping
         if self._source is not None:
-            self._source.rename(hf_to_vllm_mapper)
-
-    @property
-    def layers(self) -> Layers | None:
-        """What is stored for each layer, when the checkpoint is a ``.superl8`` file."""
-        if self._layers is None:
-            self._layers = layers_in_force(self._mapper)
-        return self._layers
-
-    @property
-    def group_size(self) -> int:
-        """Columns that share a scale, in weights and activations; -1 for the whole row."""
-        return self.options.group_size(_is_gguf())
+            return PublishedWeights(self.options, self._source, packed)
+        if (layers := layers_in_force(self._mapper)) is not None:
+            return ContainerWeights(self.options, layers, packed)
+        config = get_current_vllm_config_or_none()
+        if config is not None and config.load_config.load_format == GGUF:
+            return GgufWeights(self.options)
+        return OnlineWeights(self.options)
 
     @property
     def options(self) -> Options:
@@ -109,6 +109,11 @@ class Superl8Config(QuantizationConfig):
         if self._scheme is not None:
             self._source = Source(read(model_name, revision, self._scheme))
 
+    def apply_vllm_mapper(self, hf_to_vllm_mapper) -> None:
+        self._mapper = hf_to_vllm_mapper
+        if self._source is not None:
+            self._source.rename(hf_to_vllm_mapper)
+
     def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> QuantizeMethodBase | None:
         options = self.options
         if isinstance(layer, ParallelLMHead):
@@ -120,50 +125,12 @@ class Superl8Config(QuantizationConfig):
             # Rounding a router sends tokens to other experts; most models of vLLM's leave theirs in 16 bit anyway.
             if isinstance(layer, GateLinear) or self._ignores(prefix) or not _k_is_served(layer, prefix):
                 return UnquantizedLinearMethod()
-            return self._linear(layer, prefix)
+            return self.weights.linear(layer, prefix)
         if isinstance(layer, RoutedExperts):
             if not options.moe or self._ignores(prefix):
                 return UnquantizedFusedMoEMethod(layer.moe_config)
-            return self._experts(layer, prefix)
+            return self.weights.experts(layer, prefix)
         return None
-
-    def _linear(self, layer: LinearBase, prefix: str) -> QuantizeMethodBase:
-        if self.options.in_blocks(_is_gguf()):
-            return BlockLinearMethod(prefix)
-        if self._source is not None:
-            return linear_method(self._source, layer, prefix, self.packed_modules_mapping, self.options)
-        if self.layers is None:
-            return self._online_linear(layer, prefix)
-        stored = self.layers.linear(prefix, self.packed_modules_mapping)
-        if stored.kind == "raw":
-            return UnquantizedLinearMethod()
-        if stored.kind == "other" or len(set(stored.group_sizes.values())) > 1:
-            logger.warning("superl8: %s is quantised again, to int8: no kernel takes it as it is stored", prefix)
-            return Int8LinearMethod(GROUP_SIZE)
-        group_size = group_size_of(stored.group_sizes, self.options.activation, prefix)
-        return StoredInt8LinearMethod(stored.names, max(stored.group_sizes.values()), group_size, prefix)
-
-    def _online_linear(self, layer: LinearBase, prefix: str) -> QuantizeMethodBase:
-        if self.options.weight_bits == 4:
-            if size := int4_group_size(INT4_GROUP_SIZE, k := _k_of(layer)):
-                return Int4LinearMethod(size)
-            logger.warning("superl8: %s has int8 weights, its K of %d is not a multiple of 32", prefix, k)
-        return Int8LinearMethod(self.group_size)
-
-    def _experts(self, layer: RoutedExperts, prefix: str) -> QuantizeMethodBase:
-        if self._source is not None:
-            return moe_method(self._source, layer, prefix, self.options)
-        if self.layers is None:
-            return Int8MoEMethod(layer.moe_config, self.group_size, prefix)
-        stored = self.layers.experts(prefix)
-        if stored.kind == "raw":
-            return UnquantizedFusedMoEMethod(layer.moe_config)
-        down = stored.group_sizes.get(layer.ckpt_down_proj_name)
-        up = {size for part, size in stored.group_sizes.items() if part != layer.ckpt_down_proj_name}
-        if stored.kind == "other" or down is None or len(up) != 1:
-            logger.warning("superl8: %s are quantised again, to int8: no kernel takes them as they are stored", prefix)
-            return Int8MoEMethod(layer.moe_config, GROUP_SIZE, prefix)
-        return StoredInt8MoEMethod(layer.moe_config, stored.names, (up.pop(), down), prefix)
 
     def _ignores(self, prefix: str) -> bool:
         return should_ignore_layer(
@@ -171,17 +138,8 @@ class Superl8Config(QuantizationConfig):
         )
 
 
-def _is_gguf() -> bool:
-    config = get_current_vllm_config_or_none()
-    return config is not None and config.load_config.load_format == LOAD_FORMAT
-
-
-def _k_of(layer: LinearBase) -> int:
-    return getattr(layer, "input_size_per_partition", layer.input_size)
-
-
 def _k_is_served(layer: LinearBase, prefix: str) -> bool:
-    k = _k_of(layer)
+    k = k_of(layer)
     if k % 4:
         logger.warning("superl8: %s stays in 16 bit, its K of %d is not a multiple of 4", prefix, k)
     return k % 4 == 0

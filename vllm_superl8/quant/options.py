@@ -56,14 +56,9 @@ class Options:
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"superl8 option {name}={getattr(self, name)!r}: wanted true or false")
 
-    def in_blocks(self, is_gguf: bool) -> bool:
-        """Whether linear layers keep the blocks of the file."""
-        return is_gguf and self.activation == "auto" and self.weight_bits is None
-
-    def group_size(self, is_gguf: bool) -> int:
-        """Columns that share a scale: 128, or -1 for the whole row."""
-        scheme = ("group128" if is_gguf else "token") if self.activation == "auto" else self.activation
-        return ACTIVATIONS[scheme]
+    def scheme(self, default: str) -> str:
+        """The activation scheme, `default` where the user leaves it to the kind of checkpoint."""
+        return default if self.activation == "auto" else self.activation
 
     @classmethod
     def from_dict(cls, given: dict) -> "Options":

@@ -29,6 +29,7 @@ def run_benchmark(path: Path, quick: bool) -> dict:
     """Result of one benchmark file on the current card. Raises BenchError without a GPU or kernels."""
     import torch
 
+    from vllm_superl8 import device
     from vllm_superl8.ops import registry
     from vllm_superl8.tools import measure
 
@@ -42,20 +43,9 @@ def run_benchmark(path: Path, quick: bool) -> dict:
         rows,
         ceilings,
         card=torch.cuda.get_device_name(),
-        driver=_driver(),
+        driver=device.driver_version(),
         torch_version=torch.__version__,
     )
-
-
-def _driver() -> str:
-    import pynvml
-
-    pynvml.nvmlInit()
-    try:
-        version = pynvml.nvmlSystemGetDriverVersion()
-    finally:
-        pynvml.nvmlShutdown()
-    return version if isinstance(version, str) else version.decode()
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -16,6 +16,7 @@ from vllm_superl8.quant.checkpoint.moe import CheckpointMoEMethod
 from vllm_superl8.quant.checkpoint.source import Source
 from vllm_superl8.quant.checkpoint.stream import quantization_config
 from vllm_superl8.quant.checkpoint.targets import choose
+from vllm_superl8.quant.online import k_of
 from vllm_superl8.quant.options import Options
 
 logger = init_logger(__name__)
@@ -56,35 +57,41 @@ def _leave_kv_cache_in_16_bit(config: dict[str, Any]) -> None:
                 )
 
 
-def linear_method(
-    source: Source, layer: LinearBase, prefix: str, packed: dict[str, list[str]], options: Options
-) -> QuantizeMethodBase:
-    """The method of the linear layer at `prefix`; packed: name of a fused module to those of its parts."""
-    parts = source.parts(prefix, packed)
-    stored = [part for part in parts if part is not None]
-    if len(stored) < len(parts):
-        if stored:
+class PublishedWeights:
+    """A checkpoint that checkpoint.schemes reads: layers are quantised that are so there.
+
+    packed  name of a fused module to those of its parts
+    """
+
+    def __init__(self, options: Options, source: Source, packed: dict[str, list[str]]):
+        self.options, self.source, self.packed = options, source, packed
+
+    def linear(self, layer: LinearBase, prefix: str) -> QuantizeMethodBase:
+        """The method of the linear layer at `prefix`."""
+        parts = self.source.parts(prefix, self.packed)
+        stored = [part for part in parts if part is not None]
+        if len(stored) < len(parts):
+            if stored:
+                logger.warning(
+                    "superl8: %s stays in 16 bit, of its parts only %s are quantised in the checkpoint",
+                    prefix,
+                    ", ".join(part.name for part in stored),
+                )
+            return UnquantizedLinearMethod()
+        k = k_of(layer)
+        return method(stored, choose(stored, k, k != layer.input_size, self.options, prefix))
+
+    def experts(self, layer: RoutedExperts, prefix: str) -> QuantizeMethodBase:
+        """The method of the routed experts at `prefix`."""
+        parts = self.source.experts(prefix)
+        wanted = layer.moe_config.num_logical_experts * (3 if layer.moe_config.is_act_and_mul else 2)
+        if len(parts) == wanted:
+            return CheckpointMoEMethod(layer.moe_config, parts, self.options, prefix)
+        if parts:
             logger.warning(
-                "superl8: %s stays in 16 bit, of its parts only %s are quantised in the checkpoint",
+                "superl8: %s stays in 16 bit, %d of its %d matrices are quantised in the checkpoint",
                 prefix,
-                ", ".join(part.name for part in stored),
+                len(parts),
+                wanted,
             )
-        return UnquantizedLinearMethod()
-    k = getattr(layer, "input_size_per_partition", layer.input_size)
-    return method(stored, choose(stored, k, k != layer.input_size, options, prefix))
-
-
-def moe_method(source: Source, layer: RoutedExperts, prefix: str, options: Options) -> QuantizeMethodBase:
-    """The method of the experts at `prefix`."""
-    parts = source.experts(prefix)
-    wanted = layer.moe_config.num_logical_experts * (3 if layer.moe_config.is_act_and_mul else 2)
-    if len(parts) == wanted:
-        return CheckpointMoEMethod(layer.moe_config, parts, options, prefix)
-    if parts:
-        logger.warning(
-            "superl8: %s stays in 16 bit, %d of its %d matrices are quantised in the checkpoint",
-            prefix,
-            len(parts),
-            wanted,
-        )
-    return UnquantizedFusedMoEMethod(layer.moe_config)
+        return UnquantizedFusedMoEMethod(layer.moe_config)
