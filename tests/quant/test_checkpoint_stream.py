@@ -143,6 +143,8 @@ HALF = torch.float16
         ("gptq-4-g32-desc_act", 96, {"weight_bits": 8}, ROWS),
         ("gptq-4-g128-asymmetric", 64, {}, Target("int4_zero", 64, scale_dtype=HALF)),
         ("gptq-4-g128-asymmetric", 48, {}, ROWS),
+        ("gptq-4-rows-desc_act", 256, {}, Target("int4", 128, scale_dtype=HALF)),
+        ("gptq-8-g64", 256, {}, Target("int8", 128)),
         ("fp8-block", 256, {}, Target("int8", 128)),
         ("fp8", 256, {}, ROWS),
         ("ct-nvfp4", 256, {}, Target("int8", 128)),
