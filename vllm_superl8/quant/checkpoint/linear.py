@@ -97,7 +97,11 @@ class CheckpointLinearMethod(LinearMethodBase):
         if self.target.format == "int4_zero":
             add("weight_zero_point", GroupQuantScaleParameter, torch.uint8, n, groups, **both)
         if self.target.ordered:
-            add("weight_columns", PerTensorScaleParameter, torch.int32, len(output_partition_sizes), k)
+            columns = torch.arange(k, dtype=torch.int32)  # --load-format dummy leaves it so
+            layer.register_parameter(
+                "weight_columns",
+                PerTensorScaleParameter(data=columns.repeat(len(output_partition_sizes), 1), weight_loader=loader),
+            )
 
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
         if self.target.ordered and layer.weight_columns.dim() == 2:
