@@ -168,6 +168,7 @@ def test_missing_and_wrong_tensors_are_named(name, suffix, change, message):
         ("fp8-block", {"weight_block_size": [128]}, r"weight_block_size \[128\]"),
         ("modelopt-nvfp4", {"quant_algo": "W4A8_AWQ"}, r"quant_algo W4A8_AWQ"),
         ("ct-w8a8", {"config_groups": {}}, r"proj\.weight is quantised, but no entry of config_groups"),
+        ("ct-w8a8", {"ignore": ["re:.*proj"]}, r"proj\.weight is quantised, but the configuration's ignore says"),
         ("ct-w8a8", {"format": "marlin-24"}, r"proj: compressed-tensors format 'marlin-24'"),
         ("ct-w8a8", {"transform_config": {"config_groups": {}}}, r"transform_config"),
         ("ct-w8a8", {"sparsity_config": {"format": "sparse-24-bitmask"}}, r"format 'sparse-24-bitmask'"),

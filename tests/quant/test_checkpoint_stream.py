@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """From the tensors of a quantised checkpoint to those of our layers, and which checkpoints are taken over."""
 
+import functools
+
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from vllm_superl8.checkpoint.safetensors_header import read_folder
 from vllm_superl8.checkpoint.schemes import reader
 from vllm_superl8.formats import int8
+from vllm_superl8.patches import get_all_weights
 from vllm_superl8.quant.checkpoint import stream
-from vllm_superl8.quant.checkpoint.linear import method
+from vllm_superl8.quant.checkpoint.linear import checked, method
 from vllm_superl8.quant.checkpoint.source import Source
 from vllm_superl8.quant.checkpoint.targets import Target, choose
 from vllm_superl8.quant.config import Superl8Config
@@ -20,12 +23,23 @@ import tiny_stored
 ROWS = Target("int8", -1)
 
 
-def written(tmp_path, name, model="qwen3"):
-    """Tensors, matrices and reference state of a tiny checkpoint."""
-    scheme = tiny_stored.SCHEMES[name]
-    built = tiny_stored.write(scheme, tmp_path, model)
-    matrices = reader(scheme.config)(scheme.config, read_folder(tmp_path))
-    return load_file(tmp_path / "model.safetensors"), matrices, built.state_dict()
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """written(name, model): tensors to change at will, matrices and reference state of a tiny checkpoint."""
+
+    @functools.cache
+    def write(name, model):
+        folder = tmp_path_factory.mktemp(name)
+        scheme = tiny_stored.SCHEMES[name]
+        built = tiny_stored.write(scheme, folder, model)
+        matrices = reader(scheme.config)(scheme.config, read_folder(folder))
+        return load_file(folder / "model.safetensors"), matrices, built.state_dict()
+
+    def copy(name, model="qwen3"):
+        tensors, matrices, state = write(name, model)
+        return {key: tensor.clone() for key, tensor in tensors.items()}, matrices, state
+
+    return copy
 
 
 def convert(tensors, matrices, targets, dtype=torch.float32):
@@ -33,8 +47,8 @@ def convert(tensors, matrices, targets, dtype=torch.float32):
 
 
 @pytest.mark.parametrize("name", ["ct-w8a8-static", "gptq-4", "bitsandbytes-int8"])
-def test_every_tensor_arrives_under_the_name_of_a_parameter(tmp_path, name):
-    tensors, matrices, state = written(tmp_path, name)
+def test_every_tensor_arrives_under_the_name_of_a_parameter(written, name):
+    tensors, matrices, state = written(name)
     targets = dict.fromkeys(matrices, ROWS)
     got = convert(tensors, matrices, targets)
     assert len(matrices) == 21
@@ -46,37 +60,48 @@ def test_every_tensor_arrives_under_the_name_of_a_parameter(tmp_path, name):
         assert error < 0.01
 
 
-def test_modules_that_no_layer_of_ours_asks_for_arrive_in_16_bit(tmp_path):
-    tensors, matrices, state = written(tmp_path, "awq")
+def test_modules_that_no_layer_of_ours_asks_for_arrive_in_16_bit(written):
+    tensors, matrices, state = written("awq")
     got = convert(tensors, matrices, {}, torch.bfloat16)
     for module in matrices:
         assert torch.equal(got[f"{module}.weight"], state[f"{module}.weight"].bfloat16())
 
 
-def test_a_tensor_that_never_comes_is_named(tmp_path):
-    tensors, matrices, _ = written(tmp_path, "gptq-4")
+def test_a_tensor_that_never_comes_is_named(written):
+    tensors, matrices, _ = written("gptq-4")
     del tensors["model.layers.1.mlp.up_proj.scales"]
     with pytest.raises(ValueError, match=r"tensor model\.layers\.1\.mlp\.up_proj\.scales did not come with"):
         convert(tensors, matrices, {})
 
 
-def test_codes_of_no_matrix_are_refused(tmp_path):
-    tensors, matrices, _ = written(tmp_path, "fp8")
+def test_other_pipeline_stages_are_not_converted(written):
+    tensors, matrices, _ = written("gptq-4")
+    del tensors["model.layers.1.mlp.up_proj.scales"]
+    got = dict(
+        stream.converted(
+            iter(tensors.items()), matrices, {}, torch.float32, "cpu", lambda name: name.startswith("model.layers.1.")
+        )
+    )
+    assert "model.layers.0.mlp.up_proj.weight" in got and "model.layers.1.mlp.up_proj.weight" not in got
+
+
+def test_codes_of_no_matrix_are_refused(written):
+    tensors, matrices, _ = written("fp8")
     tensors["model.layers.0.mlp.experts.gate_up_proj"] = torch.zeros(2, 4, 4).to(torch.float8_e4m3fn)
     with pytest.raises(ValueError, match=r"experts\.gate_up_proj holds torch\.float8_e4m3fn codes, but is no part of"):
         convert(tensors, matrices, {})
 
 
-def test_zero_points_of_a_symmetric_checkpoint_are_refused(tmp_path):
-    tensors, matrices, _ = written(tmp_path, "gptq-4")
+def test_zero_points_of_a_symmetric_checkpoint_are_refused(written):
+    tensors, matrices, _ = written("gptq-4")
     tensors["model.layers.0.mlp.up_proj.qzeros"] += 1
     with pytest.raises(ValueError, match=r"model\.layers\.0\.mlp\.up_proj: stored zero points are not the middle"):
         convert(tensors, matrices, {})
 
 
 @pytest.mark.parametrize(("name", "suffix"), [("fp8", "weight"), ("ct-w8a8", "weight_scale"), ("gptq-4", "scales")])
-def test_weights_that_are_no_numbers_are_refused(tmp_path, name, suffix):
-    tensors, matrices, _ = written(tmp_path, name)
+def test_weights_that_are_no_numbers_are_refused(written, name, suffix):
+    tensors, matrices, _ = written(name)
     tensor = tensors[f"model.layers.0.mlp.up_proj.{suffix}"]
     damaged = tensor.float()
     damaged[0, 0] = torch.nan
@@ -85,11 +110,11 @@ def test_weights_that_are_no_numbers_are_refused(tmp_path, name, suffix):
         convert(tensors, matrices, dict.fromkeys(matrices, ROWS))
 
 
-def test_scales_that_are_not_used_are_said(tmp_path, monkeypatch):
+def test_scales_that_are_not_used_are_said(written, monkeypatch):
     lines = []
     for level in ("info", "warning"):
         monkeypatch.setattr(stream.logger, level, lambda text, *values: lines.append(text % values))
-    tensors, matrices, _ = written(tmp_path, "ct-w8a8-static")
+    tensors, matrices, _ = written("ct-w8a8-static")
     tensors["model.layers.0.self_attn.k_scale"] = torch.ones(1)
     tensors["model.layers.0.self_attn.v_proj.output_scale"] = torch.ones(1)
     got = convert(tensors, matrices, dict.fromkeys(matrices, ROWS))
@@ -100,10 +125,10 @@ def test_scales_that_are_not_used_are_said(tmp_path, monkeypatch):
     assert "2 KV cache scales are not used: they are for an fp8 cache" in text
 
 
-def test_conversion_error_is_said_with_the_worst_layer(tmp_path, monkeypatch):
+def test_conversion_error_is_said_with_the_worst_layer(written, monkeypatch):
     lines = []
     monkeypatch.setattr(stream.logger, "info", lambda text, *values: lines.append(text % values))
-    tensors, matrices, _ = written(tmp_path, "fp8")
+    tensors, matrices, _ = written("fp8")
     damaged = tensors["model.layers.1.mlp.down_proj.weight"].float()
     damaged[:, 0] = 448  # an outlier in every row takes the resolution from the others
     tensors["model.layers.1.mlp.down_proj.weight"] = damaged.to(torch.float8_e4m3fn)
@@ -131,23 +156,25 @@ HALF = torch.float16
         ("gptq-4-g32-desc_act", 96, {"weight_bits": 8}, ROWS),
         ("gptq-4-g128-asymmetric", 64, {}, Target("int4_zero", 64, scale_dtype=HALF)),
         ("gptq-4-g128-asymmetric", 48, {}, ROWS),
+        ("gptq-4-rows-desc_act", 256, {}, Target("int4", 128, scale_dtype=HALF)),
+        ("gptq-8-g64", 256, {}, Target("int8", 128)),
         ("fp8-block", 256, {}, Target("int8", 128)),
         ("fp8", 256, {}, ROWS),
         ("ct-nvfp4", 256, {}, Target("int8", 128)),
     ],
 )
-def test_formats_follow_the_checkpoint_unless_the_user_says(tmp_path, name, k, options, wanted):
-    _, matrices, _ = written(tmp_path, name)
+def test_formats_follow_the_checkpoint_unless_the_user_says(written, name, k, options, wanted):
+    _, matrices, _ = written(name)
     assert choose(list(matrices.values())[:3], k, False, Options(**options), "layer") == wanted
 
 
-def test_activation_order_across_ranks_becomes_int8(tmp_path):
-    _, matrices, _ = written(tmp_path, "gptq-4-g32-desc_act")
+def test_activation_order_across_ranks_becomes_int8(written):
+    _, matrices, _ = written("gptq-4-g32-desc_act")
     assert choose(list(matrices.values())[:1], 256, True, Options(), "layer") == Target("int8", 128)
 
 
-def test_layers_find_their_parts_by_vllm_names(tmp_path):
-    _, matrices, _ = written(tmp_path, "ct-w8a8", "qwen3_moe")
+def test_layers_find_their_parts_by_vllm_names(written):
+    _, matrices, _ = written("ct-w8a8", "qwen3_moe")
     packed = {"qkv_proj": ["q_proj", "k_proj", "v_proj"], "gate_up_proj": ["gate_proj", "up_proj"]}
 
     class Mapper:
@@ -202,9 +229,9 @@ def test_layer_multiplies_what_is_stored(shifted, size):
         ("gptq-2", Target("int4_zero", 32, False, HALF)),
     ],
 )
-def test_4_bit_layer_multiplies_what_is_stored(tmp_path, name, target):
+def test_4_bit_layer_multiplies_what_is_stored(written, name, target):
     """Nothing but the activations is rounded, and they have their scales for every 32 columns."""
-    tensors, matrices, state = written(tmp_path, name)
+    tensors, matrices, state = written(name)
     module = "model.layers.0.mlp.down_proj"
     got = convert(tensors, matrices, {module: target})
     layer, served = loaded(target, **{n.rpartition(".")[2]: t for n, t in got.items() if n.startswith(module)})
@@ -225,6 +252,48 @@ def test_activation_orders_of_one_layer_must_agree():
     layer, served = loaded(Target("int4", 32, True), weight=torch.zeros(4, 128).byte(), weight_columns=columns)
     with pytest.raises(ValueError, match="their activation orders differ"):
         served.process_weights_after_loading(layer)
+
+
+def test_tensors_that_do_not_fit_are_refused_by_name(written):
+    _, matrices, _ = written("ct-w8a8")
+    parts = list(matrices.values())[:1]
+    load = checked(lambda param, loaded: param.copy_(loaded), parts)
+    param = torch.zeros(4, 8, dtype=torch.int8)
+    load(param, torch.ones(4, 8, dtype=torch.int8))
+    assert (param == 1).all()
+    with pytest.raises(ValueError, match=rf"{parts[0].name}: a torch.int8 tensor of shape \[4, 9\] does not fit"):
+        load(param, torch.ones(4, 9, dtype=torch.int8))
+    with pytest.raises(ValueError, match=rf"{parts[0].name}: a torch.float8_e4m3fn tensor of shape \[4, 8\] came for"):
+        load(param, torch.ones(4, 8).to(torch.float8_e4m3fn))
+
+
+def test_a_damaged_checkpoint_is_refused_before_it_is_loaded(written, tmp_path):
+    tensors, _, _ = written("awq")
+    scheme = dict(tiny_stored.SCHEMES["awq"].config)
+    (tmp_path / "whole").mkdir()
+    save_file(tensors, tmp_path / "whole" / "model.safetensors")
+    Superl8Config.from_config(scheme).maybe_update_config(str(tmp_path / "whole"))
+    del tensors["model.layers.2.mlp.up_proj.qzeros"]
+    (tmp_path / "other").mkdir()
+    save_file(tensors, tmp_path / "other" / "model.safetensors")
+    with pytest.raises(ValueError, match=r"other: tensor model\.layers\.2\.mlp\.up_proj\.qzeros is missing"):
+        Superl8Config.from_config(scheme).maybe_update_config(str(tmp_path / "other"))
+
+
+def test_vllms_loader_hands_transformed_weights_on(tmp_path, monkeypatch):
+    class Loader:
+        enable_weights_track = None
+
+        def get_all_weights(self, model_config, model):
+            yield from [("a", 1)]
+
+    monkeypatch.setattr(get_all_weights, "DefaultModelLoader", Loader)
+    wanted = {"ours": iter([("b", 2)]), "other": None}
+    for _ in range(2):  # idempotent
+        get_all_weights.install(lambda model_config, model, weights: wanted[model_config])
+    loader = Loader()
+    assert list(loader.get_all_weights("other", None)) == [("a", 1)] and loader.enable_weights_track is None
+    assert list(loader.get_all_weights("ours", None)) == [("b", 2)] and loader.enable_weights_track is True
 
 
 def test_only_what_has_a_reader_is_taken_over():

@@ -37,6 +37,11 @@ def _is_quantised_weight(name: str, tensor: Stored) -> bool:
 
 def _group(name: str, config: dict[str, Any]) -> dict[str, Any]:
     """The config group of a module, the group's own format put in. Named targets go before classes of layers."""
+    if any(_names_module(ignored, name) for ignored in config.get("ignore") or ()):
+        raise ValueError(
+            f"tensor {name}.weight is quantised, but the configuration's ignore says that it is not: they are of "
+            "different checkpoints"
+        )
     groups = list((config.get("config_groups") or {}).values())
     for matches in (_names_module, _names_class):
         for group in groups:

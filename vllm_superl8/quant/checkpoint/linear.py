@@ -20,17 +20,28 @@ from vllm_superl8.quant.int4_linear import Int4LinearMethod
 from vllm_superl8.quant.linear import Int8LinearMethod
 
 
-def checked(weight_loader: Callable) -> Callable:
-    """weight_loader, refusing tensors that have not been converted: another dtype would be cast without a word."""
+def checked(weight_loader: Callable, parts: list[Matrix]) -> Callable:
+    """weight_loader for tensors made of `parts`, which says what does not fit.
+
+    Tensors that have not been converted are refused: another dtype would be cast without a word.
+    """
+    names = ", ".join(part.name for part in parts[:4]) + (", ..." if len(parts) > 4 else "")
 
     @wraps(weight_loader)
     def load(param, loaded_weight, *args, **kwargs):
+        what = f"{names}: a {loaded_weight.dtype} tensor of shape {list(loaded_weight.shape)}"
         if loaded_weight.dtype != param.dtype:
             raise ValueError(
-                f"superl8: a {loaded_weight.dtype} tensor of shape {list(loaded_weight.shape)} came for a parameter of "
-                f"{param.dtype}; quantised checkpoints are read by --load-format auto, safetensors or fastsafetensors"
+                f"{what} came for a parameter of {param.dtype}; quantised checkpoints are read by --load-format auto, "
+                "safetensors or fastsafetensors"
             )
-        return weight_loader(param, loaded_weight, *args, **kwargs)
+        try:
+            return weight_loader(param, loaded_weight, *args, **kwargs)
+        except (AssertionError, RuntimeError, IndexError) as error:
+            raise ValueError(
+                f"{what} does not fit a parameter of shape {list(param.shape)} ({error or 'shapes differ'}); does "
+                "config.json describe this model?"
+            ) from error
 
     return load
 
@@ -49,7 +60,7 @@ class CheckpointLinearMethod(LinearMethodBase):
 
     def __init__(self, parts: list[Matrix], target: Target):
         super().__init__(target.group_size)
-        self.target = target
+        self.parts, self.target = parts, target
         self.targets = {part.name: target for part in parts}
         self.shifted = any(part.shifted for part in parts)
 
@@ -68,7 +79,7 @@ class CheckpointLinearMethod(LinearMethodBase):
         layer.input_size_per_partition = k
         layer.output_size_per_partition = n
         layer.orig_dtype = params_dtype
-        loader = checked(extra_weight_attrs["weight_loader"])
+        loader = checked(extra_weight_attrs["weight_loader"], self.parts)
 
         def add(name, kind, dtype, *shape, **dims):
             layer.register_parameter(name, kind(data=torch.empty(*shape, dtype=dtype), weight_loader=loader, **dims))
@@ -86,7 +97,11 @@ class CheckpointLinearMethod(LinearMethodBase):
         if self.target.format == "int4_zero":
             add("weight_zero_point", GroupQuantScaleParameter, torch.uint8, n, groups, **both)
         if self.target.ordered:
-            add("weight_columns", PerTensorScaleParameter, torch.int32, len(output_partition_sizes), k)
+            columns = torch.arange(k, dtype=torch.int32)  # --load-format dummy leaves it so
+            layer.register_parameter(
+                "weight_columns",
+                PerTensorScaleParameter(data=columns.repeat(len(output_partition_sizes), 1), weight_loader=loader),
+            )
 
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
         if self.target.ordered and layer.weight_columns.dim() == 2:

@@ -50,7 +50,7 @@ class CheckpointMoEMethod(Int8MoEMethod):
         )
         self.targets = {part.name: Target("int8", size) for part in self.parts}
         scheme = FusedMoeWeightScaleSupported.CHANNEL if size == -1 else FusedMoeWeightScaleSupported.GROUP
-        attrs = {**extra_weight_attrs, "weight_loader": checked(extra_weight_attrs["weight_loader"])}
+        attrs = {**extra_weight_attrs, "weight_loader": checked(extra_weight_attrs["weight_loader"], self.parts)}
         for name, shape in shapes.items():
             groups = 1 if size == -1 else shape[-1] // size
             weight = Parameter(torch.empty(shape, dtype=torch.int8), requires_grad=False)

@@ -3,7 +3,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from statistics import median
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from vllm.config import ModelConfig
 from vllm.logger import init_logger
+from vllm.model_executor.models.utils import is_pp_missing_parameter
 from vllm.platforms import current_platform
 
 from vllm_superl8.checkpoint.convert import to_int4, to_int8, values
@@ -42,7 +43,14 @@ def transform(model_config: ModelConfig, model: nn.Module, weights: Iterator) ->
     matrices = read(model_config.model, model_config.revision, config)
     methods = [getattr(module, "quant_method", None) for module in model.modules()]
     targets = {name: target for method in methods for name, target in getattr(method, "targets", {}).items()}
-    return converted(weights, matrices, targets, model_config.dtype, current_platform.device_type)
+    return converted(
+        weights,
+        matrices,
+        targets,
+        model_config.dtype,
+        current_platform.device_type,
+        lambda name: is_pp_missing_parameter(name, model),
+    )
 
 
 def quantization_config(hf_config: Any) -> dict[str, Any] | None:
@@ -60,15 +68,17 @@ def converted(
     targets: dict[str, Target],
     dtype: torch.dtype,
     device: str,
+    is_elsewhere: Callable[[str], bool] = lambda name: False,
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """(name, tensor) with the tensors of each quantised module replaced.
 
-    weights   of the checkpoint
-    matrices  its quantised modules, by module path
-    targets   module path to format: these become `weight` (codes) and `weight_scale` (n, groups), int4 ones perhaps
-              `weight_zero_point` (n, groups) and `weight_columns` (1, k); other quantised modules become a `weight` in
-              `dtype`
-    device    where tensors are converted
+    weights       of the checkpoint
+    matrices      its quantised modules, by module path
+    targets       module path to format: these become `weight` (codes) and `weight_scale` (n, groups), int4 ones perhaps
+                  `weight_zero_point` (n, groups) and `weight_columns` (1, k); other quantised modules become a `weight`
+                  in `dtype`
+    device        where tensors are converted
+    is_elsewhere  whether a tensor belongs to another pipeline stage, and is not converted here
 
     Raises ValueError, naming the tensor, if one never comes or contradicts the configuration.
     """
@@ -84,6 +94,8 @@ def converted(
                         "reads experts that are stored one matrix each"
                     )
                 yield name, tensor
+            continue
+        if is_elsewhere(name):
             continue
         module, part = owners[name]
         waiting.setdefault(module, {})[part] = tensor.to(device)
