@@ -76,9 +76,9 @@ def _row(
     widths: list[int],
     call: Callable,
     reference: Callable,
-    bytes_a_column: int,
+    column_bytes: int,
 ) -> Row:
-    """Inputs are (m, width) for each of widths; k and bytes_a_column are those of the result."""
+    """Inputs are (m, width) for each of widths, codes (m, k); column_bytes are moved for each of their columns."""
     copies = [[_normal(m, width) for width in widths] for _ in range(cold_copies(2 * m * sum(widths)))]
     codes, _ = call(*(x.clone() for x in copies[0]))
     wanted, _ = reference(*(x.clone() for x in copies[0]))
@@ -87,7 +87,7 @@ def _row(
         raise RuntimeError(f"{op} m={m} k={k} group_size={group_size}: {error:.1%} of the codes differ")
     fields = {"op": op, "format": "int8", "group_size": group_size, "m": m, "n": None, "k": k}
     calls = [lambda given=given: call(*given) for given in copies]
-    return Row(fields, time_us(calls), None, width_bytes * m * k, error)
+    return Row(fields, time_us(calls), None, column_bytes * m * k, error)
 
 
 def _normal(*shape: int) -> torch.Tensor:
