@@ -107,7 +107,7 @@ def make_cache(case: Case) -> torch.Tensor:
         return torch.randn(num_pages, NUM_KV_HEADS, PAGE_SIZE, 2 * HEAD_DIM, device="cuda", dtype=torch.float16)
     content = KV_LAYOUTS["int8"].token_bytes(HEAD_DIM)
     cache = torch.randint(-127, 128, (num_pages, NUM_KV_HEADS, PAGE_SIZE, content), device="cuda", dtype=torch.int8)
-    *_, k_scales, v_scales = kv.planes(cache, HEAD_DIM)
+    *_, k_scales, v_scales = kv.planes(cache, KV_LAYOUTS["int8"], HEAD_DIM)
     k_scales.uniform_(0.01, 0.03)
     v_scales.uniform_(0.01, 0.03)
     return cache

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What build.py works with: the compiler, files of installed wheels, and a cache of what was made before."""
 
+import contextlib
+import fcntl
 import hashlib
 import importlib.metadata
 import os
@@ -65,22 +67,28 @@ def cache_folder() -> Path:
     return Path(os.environ.get("SUPERL8_BUILD_CACHE") or Path.home() / ".cache" / "superl8" / "build")
 
 
+@contextlib.contextmanager
+def _alone(entry: Path) -> Iterator[None]:
+    """Hold the lock of a cache entry; it ends with the process that holds it, however that ends."""
+    path = entry.with_name(f".lock-{entry.name}")
+    with path.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+        path.unlink(missing_ok=True)
+
+
 def cached(key: str, make: Callable[[Path], None]) -> Path:
-    """Folder of the cache entry `key`; `make(folder)` fills it if it is new. Safe against parallel builds."""
+    """Folder of the cache entry `key`; `make(folder)` fills it if it is new. Of parallel builds one makes it."""
     entry = cache_folder() / key
-    if entry.exists():
-        os.utime(entry)
-        return entry
     entry.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=entry.parent, prefix=".new-") as work:
-        fresh = Path(work) / "entry"
-        fresh.mkdir()
-        make(fresh)
-        try:
-            fresh.rename(entry)
-        except OSError:
-            if not entry.exists():  # else another build was first, with the same content
-                raise
+    if not entry.exists():
+        with _alone(entry), tempfile.TemporaryDirectory(dir=entry.parent, prefix=".new-") as work:
+            fresh = Path(work) / "entry"
+            fresh.mkdir()
+            if not entry.exists():
+                make(fresh)
+                fresh.rename(entry)
+    os.utime(entry)
     return entry
 
 

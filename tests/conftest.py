@@ -7,6 +7,12 @@ from dataclasses import dataclass
 from types import ModuleType
 
 import pytest
+
+if "PYTEST_XDIST_WORKER_COUNT" in os.environ:  # else torch's threads of one worker wait for those of another
+    os.environ.setdefault(
+        "OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])))
+    )
+
 import torch
 
 import emulator

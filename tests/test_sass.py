@@ -19,7 +19,9 @@ BUILD = emulator.builder()
 IDP, STORE_LOCAL, LOAD_LOCAL = 0x026, 0x187, 0x183
 
 # Kernels that multiply int8 by dp4a. All others are to have none.
-DP4A = re.compile(r"gemm_(?!sum)|gemv_|moe_gemm_|moe_gemv|attn_decode_int8_|attn_prefill_int8_|probe_dp4a$")
+DP4A = re.compile(
+    r"(block_)?gem[mv]_(?!sum)|moe_gemm_|moe_gemv|attn_decode_(int8|k8)|attn_prefill_(int8|k8)|probe_dp4a$"
+)
 MAX_SHARED_BYTES = 96 * 1024
 MAX_REGISTERS = 255
 

@@ -7,12 +7,14 @@
 //   scores  lane = (key mod 4, slice c = lane mod 8 of head_dim): 16-byte loads of K, dp4a (or fp32) against the rows'
 //           slices, then three exchanges that add over c and leave a lane with one row's scores of a few keys
 //   softmax running maximum and sum of each row, in the lanes that have its scores; weights go to shared memory
-//   output  lane = four or eight neighbouring values of head_dim, all keys (up to head_dim 64: half a warp a key):
+//   output  lane = four or eight neighbouring values of head_dim; the warp takes one to four keys at a time:
 //           V is read row after row, and sums need no exchange until the end
 //
 // K of the next step is loaded once the scores are taken, V once the output is, so that loads are under way all the
-// time. int8: rows are quantised here, by the rule of formats/int8.cuh, and their scale takes up softmax_scale *
-// log2(e); weights take up V's scales. Sums of four warps are joined in shared memory.
+// time. Quantised K: rows are quantised here, by the rule of formats/int8.cuh, and their scale takes up softmax_scale *
+// log2(e). Weights take up V's scales: before they go to shared memory where V has one for a token, else as they are
+// used. Where K has scales within a token, a lane's slice lies within one, and its sums are scaled before they are
+// added over c. Sums of four warps are joined in shared memory.
 //
 // Grid (num_splits, num_kv_heads * ceil(rows / ROWS), num_seqs). ROWS 4 or 8, WIDTH (head_dim rounded up) 64, 128 or
 // 256. Needs head_dim % 8 == 0, page_size % 16 == 0; 16-byte loads of K become 8-byte ones for int8 if head_dim % 16
@@ -29,27 +31,42 @@ constexpr int LOAD_KEYS = WARP / SLICES;  // keys that the warp loads at a time
 
 template <class Codec, int WIDTH, int ROWS>
 struct DecodeShape {
-    static constexpr int STEP = WIDTH * Codec::BYTES <= 256 ? 16 : 8;  // keys; at most 4 KB of K up to 16 bits
-    static constexpr int LOADS = STEP / LOAD_KEYS;                     // of K, a step
-    static constexpr int K_WORDS = WIDTH / SLICES * Codec::BYTES / 4;  // of a lane's slice
-    static constexpr int CHUNK = K_WORDS < 4 ? K_WORDS : 4;            // words of one load
-    static constexpr int SCORES = ROWS * LOADS / SLICES;               // a lane's, all of one row
-    static constexpr int V_VALUES = WIDTH == 256 ? 8 : 4;              // of head_dim that a lane owns
-    static constexpr int V_WORDS = V_VALUES * Codec::BYTES / 4;
+    typedef typename Codec::K K;
+    typedef typename Codec::V V;
+    static constexpr int STEP = WIDTH * K::BYTES <= 256 ? 16 : 8;  // keys; at most 4 KB of K up to 16 bits
+    static constexpr int LOADS = STEP / LOAD_KEYS;                 // of K, a step
+    static constexpr int K_WORDS = WIDTH / SLICES * K::BYTES / 4;  // of a lane's slice
+    static constexpr int CHUNK = K_WORDS < 4 ? K_WORDS : 4;        // words of one load
+    static constexpr int SCORES = ROWS * LOADS / SLICES;           // a lane's, all of one row
+    static constexpr int CHUNKS = K_WORDS / CHUNK;                 // each within a group of K's scales
+    static constexpr int V_VALUES = WIDTH == 256 || (WIDTH == 128 && V::BITS < 8) ? 8 : 4;  // that a lane owns
+    static constexpr int V_WORDS = V::template WORDS<V_VALUES>;
     static constexpr int V_LANES = WIDTH / V_VALUES;  // that share a key's V
     static constexpr int V_KEYS = WARP / V_LANES;     // keys that the warp takes at a time
     static constexpr int V_LOADS = STEP / V_KEYS;
-    static constexpr bool QUERY_IN_REGISTERS = Codec::QUANTIZED && ROWS * K_WORDS <= 32;
+    static constexpr bool QUERY_IN_REGISTERS = K::QUANTIZED && ROWS * K_WORDS <= 32;
+    static constexpr bool K_GROUPS = K::QUANTIZED && !K::one_scale(WIDTH);  // scales within a row of K, and of V
+    static constexpr bool V_GROUPS = V::QUANTIZED && !V::one_scale(WIDTH);
 };
 
 template <class Codec, int WIDTH, int ROWS>
 struct DecodeShared {
-    static constexpr int QUERY_BYTES = Codec::QUANTIZED ? 1 : 4;
+    static constexpr int QUERY_BYTES = Codec::K::QUANTIZED ? 1 : 4;
     uint4 query[ROWS][WIDTH * QUERY_BYTES / 16];  // int8 codes, or floats times score_scale
     float query_scales[ROWS];
     float4 weights[DECODE_WARPS][DecodeShape<Codec, WIDTH, ROWS>::STEP][ROWS / 4];
     float maximum[DECODE_WARPS][ROWS], total[DECODE_WARPS][ROWS];
     float4 sums[DECODE_WARPS][ROWS][WIDTH / 4];
+};
+
+// Sums over a slice of head_dim: integers as long as one scale holds for it, and for those of all lanes.
+template <bool GROUPS>
+struct DotType {
+    typedef int type;
+};
+template <>
+struct DotType<true> {
+    typedef float type;
 };
 
 // Adds x over the lanes whose numbers differ in the bits of LANES - 1, leaving each with its share of the N values:
@@ -80,7 +97,7 @@ __device__ __forceinline__ void load_query(const PagedParams& p, const PagedSequ
         auto value = [&](int d) {
             return row.exists && d < p.head_dim ? load_float(p.query, at + d, p.query_type) : 0.f;
         };
-        if constexpr (Codec::QUANTIZED) {
+        if constexpr (Codec::K::QUANTIZED) {
             float amax = 0.f;
 #pragma unroll 1
             for (int d = lane; d < p.head_dim; d += WARP) amax = max_magnitude(amax, fabsf(value(d)));
@@ -99,6 +116,8 @@ template <class Codec, int WIDTH, int ROWS>
 __device__ __forceinline__ void attn_decode(const PagedParams& p) {
     typedef DecodeShape<Codec, WIDTH, ROWS> Shape;
     constexpr int STEP = Shape::STEP, LOADS = Shape::LOADS, K_WORDS = Shape::K_WORDS, CHUNK = Shape::CHUNK;
+    typedef typename Codec::K K;
+    typedef typename Codec::V V;
     constexpr int SCORES = Shape::SCORES, V_VALUES = Shape::V_VALUES, V_WORDS = Shape::V_WORDS;
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, split = blockIdx.x;
     const PagedSequence s(p, blockIdx.z, blockIdx.y % p.num_kv_heads);
@@ -107,6 +126,7 @@ __device__ __forceinline__ void attn_decode(const PagedParams& p) {
 
     // This split's steps, and this warp's.
     const int begin = s.begin(p, row0), end = s.end(p, row0, ROWS);
+    constexpr bool CLEAR_V = !V::QUANTIZED || Shape::V_GROUPS;
     const int step0 = begin / STEP, steps = max(0, (end + STEP - 1) / STEP - step0);
     const int64_t parts = (int64_t)p.num_splits * DECODE_WARPS, part = split * DECODE_WARPS + warp;
     const int first = step0 + (int)(steps * part / parts), last = step0 + (int)(steps * (part + 1) / parts);
@@ -126,7 +146,7 @@ __device__ __forceinline__ void attn_decode(const PagedParams& p) {
     const int my_row = ROWS == 8 ? slice : slice / 2, my_load = ROWS == 8 ? 0 : slice % 2 * (LOADS / 2);
     const PagedRow row(p, s, row0 + my_row);
     const float slope = row.slope(p);
-    const float query_scale = Codec::QUANTIZED ? shared.query_scales[my_row] : 1.f;
+    const float query_scale = K::QUANTIZED ? shared.query_scales[my_row] : 1.f;
     uint32_t query[Shape::QUERY_IN_REGISTERS ? ROWS : 1][K_WORDS];
     if constexpr (Shape::QUERY_IN_REGISTERS) {
 #pragma unroll
@@ -137,51 +157,75 @@ __device__ __forceinline__ void attn_decode(const PagedParams& p) {
     }
 
     // Nothing is loaded under a condition: K of keys that no row sees gives scores that are not used, and V of
-    // floating point, where a weight of 0 would not stop a NaN, is cleared at the ends. Lanes beyond head_dim read its
-    // beginning: against zeros of the query, and for sums that are not stored.
-    const int row_bytes = p.head_dim * Codec::BYTES, plane_bytes = p.page_size * row_bytes;
-    const bool wide = Codec::BYTES > 1 || CHUNK < 4 || row_bytes % 16 == 0;
-    auto within_row = [&](int byte) { return byte < row_bytes ? byte : 0; };
+    // floating point or its scales, where a weight of 0 would not stop a NaN, are cleared at the ends. Lanes beyond
+    // head_dim read its beginning: against zeros of the query, and for sums that are not stored.
+    const PageMap<Codec> map(p.head_dim, p.page_size);
+    const bool wide = K::BYTES > 1 || CHUNK < 4 || map.k_row % 16 == 0;
+    auto within_row = [&](int byte) { return byte < map.k_row ? byte : 0; };
     uint32_t k[LOADS][K_WORDS], v[Shape::V_LOADS][V_WORDS];
-    float k_scales[SCORES], v_scales[SCORES];
+    typename K::Scale k_scales[Shape::K_GROUPS ? LOADS * Shape::CHUNKS : SCORES];
+    typename V::Scale v_scales[Shape::V_GROUPS ? Shape::V_LOADS : SCORES];
 
     const int my_key =
         my_load * LOAD_KEYS + load_key;  // in the step, of this lane's first score; the others follow by LOAD_KEYS
     auto fetch_k = [&](const char* page, int offset) {
-        const char* at = page + (offset + load_key) * row_bytes;
+        const char* at = page + (offset + load_key) * map.k_row;
         if (wide) {
 #pragma unroll
-            for (int i = 0; i < LOADS; i++, at += LOAD_KEYS * row_bytes)
+            for (int i = 0; i < LOADS; i++, at += LOAD_KEYS * map.k_row)
 #pragma unroll
                 for (int w = 0; w < K_WORDS; w += CHUNK)
                     load_words<CHUNK>(k[i] + w, at + within_row((w / CHUNK * SLICES + slice) * CHUNK * 4));
         } else {
 #pragma unroll
-            for (int i = 0; i < LOADS; i++, at += LOAD_KEYS * row_bytes)
+            for (int i = 0; i < LOADS; i++, at += LOAD_KEYS * map.k_row)
 #pragma unroll
                 for (int w = 0; w < K_WORDS; w += 2)
                     load_words<2>(k[i] + w, at + within_row((w / CHUNK * SLICES + slice) * CHUNK * 4 + w % CHUNK * 4));
         }
-        if constexpr (Codec::QUANTIZED) {
-            const float* scales = (const float*)(page + 2 * plane_bytes) + offset + my_key;
+        if constexpr (Shape::K_GROUPS) {
+            const char* scales = page + map.k_scales + (offset + load_key) * map.k_scale_row;
 #pragma unroll
-            for (int n = 0; n < SCORES; n++) {
-                k_scales[n] = __ldg(scales + n * LOAD_KEYS);
-                v_scales[n] = __ldg(scales + p.page_size + n * LOAD_KEYS);
-            }
+            for (int i = 0; i < LOADS; i++, scales += LOAD_KEYS * map.k_scale_row)
+#pragma unroll
+                for (int c = 0; c < Shape::CHUNKS; c++) {
+                    const int group = within_row((c * SLICES + slice) * CHUNK * 4) / K::GROUP;
+                    k_scales[i * Shape::CHUNKS + c] = __ldg((const typename K::Scale*)scales + group);
+                }
+        } else if constexpr (K::QUANTIZED) {
+#pragma unroll
+            for (int n = 0; n < SCORES; n++)
+                k_scales[n] = __ldg((const float*)(page + map.k_scales) + offset + my_key + n * LOAD_KEYS);
+        }
+        if constexpr (V::QUANTIZED && !Shape::V_GROUPS) {
+#pragma unroll
+            for (int n = 0; n < SCORES; n++)
+                v_scales[n] = __ldg((const float*)(page + map.v_scales) + offset + my_key + n * LOAD_KEYS);
         }
     };
-    const int v_value = lane % Shape::V_LANES * V_VALUES, v_key = lane / Shape::V_LANES;
+    const int v_own = lane % Shape::V_LANES * V_VALUES, v_key = lane / Shape::V_LANES;
+    const int v_value = v_own < p.head_dim ? v_own : 0;
     auto fetch_v = [&](const char* page, int offset) {
-        const char* at = page + plane_bytes + (offset + v_key) * row_bytes + within_row(v_value * Codec::BYTES);
+        const char* at = page + map.v_codes + (offset + v_key) * map.v_row;
 #pragma unroll
-        for (int i = 0; i < Shape::V_LOADS; i++, at += Shape::V_KEYS * row_bytes) load_words<V_WORDS>(v[i], at);
+        for (int i = 0; i < Shape::V_LOADS; i++, at += Shape::V_KEYS * map.v_row)
+            V::template fetch<V_VALUES>(at, v_value, map.v_row, v[i]);
+        if constexpr (Shape::V_GROUPS) {
+            const char* scales = page + map.v_scales + (offset + v_key) * map.v_scale_row;
+#pragma unroll
+            for (int i = 0; i < Shape::V_LOADS; i++, scales += Shape::V_KEYS * map.v_scale_row)
+                v_scales[i] = __ldg((const typename V::Scale*)scales + v_value / V::GROUP);
+        }
     };
     auto clear_unseen_v = [&](int first_key) {
 #pragma unroll
         for (int i = 0; i < Shape::V_LOADS; i++) {
             const int key = first_key + i * Shape::V_KEYS + v_key;
-            if (key < begin || key >= end) clear_words<V_WORDS>(v[i]);
+            if (key >= begin && key < end) continue;
+            if constexpr (V::QUANTIZED)
+                v_scales[i] = from_float<typename V::Scale>(0.f);
+            else
+                clear_words<V_WORDS>(v[i]);
         }
     };
 
@@ -202,8 +246,8 @@ __device__ __forceinline__ void attn_decode(const PagedParams& p) {
     for (int step = first; step < last; step++) {
         // Scores of all rows for the keys that this lane loaded, each from a slice of head_dim.
         float score[SCORES], v_scale[SCORES];
-        if constexpr (Codec::QUANTIZED) {
-            int dot[ROWS * LOADS];
+        if constexpr (K::QUANTIZED) {
+            typename DotType<Shape::K_GROUPS>::type dot[ROWS * LOADS];
 #pragma unroll
             for (int r = 0; r < ROWS; r++) {
 #pragma unroll
@@ -211,37 +255,50 @@ __device__ __forceinline__ void attn_decode(const PagedParams& p) {
 #pragma unroll
                 for (int w = 0; w < K_WORDS; w += CHUNK) {
                     uint32_t q[CHUNK];
-                    if constexpr (!Shape::QUERY_IN_REGISTERS) {
+                    if constexpr (Shape::QUERY_IN_REGISTERS) {
+#pragma unroll
+                        for (int j = 0; j < CHUNK; j++) q[j] = query[r][w + j];
+                    } else {
                         const uint4 words = shared.query[r][w / 4 * SLICES + slice];
                         q[0] = words.x, q[1] = words.y, q[2] = words.z, q[3] = words.w;
                     }
 #pragma unroll
-                    for (int i = 0; i < LOADS; i++)
+                    for (int i = 0; i < LOADS; i++) {
+                        int part = Shape::K_GROUPS ? INT_AS_FLOAT : (int)dot[r * LOADS + i];
 #pragma unroll
-                        for (int j = 0; j < CHUNK; j++)
+                        for (int j = 0; j < CHUNK; j++) part = __dp4a((int)k[i][w + j], (int)q[j], part);
+                        if constexpr (Shape::K_GROUPS)
                             dot[r * LOADS + i] =
-                                __dp4a((int)k[i][w + j], (int)(Shape::QUERY_IN_REGISTERS ? query[r][w + j] : q[j]),
-                                       dot[r * LOADS + i]);
+                                fmaf(float_of_int(part), K::multiplier(k_scales[i * Shape::CHUNKS + w / CHUNK]),
+                                     dot[r * LOADS + i]);
+                        else
+                            dot[r * LOADS + i] = part;
+                    }
                 }
             }
             add_and_share<ROWS * LOADS, SLICES>(dot, lane);
 #pragma unroll
-            for (int n = 0; n < SCORES; n++) score[n] = (float)dot[n] * (k_scales[n] * query_scale);
+            for (int n = 0; n < SCORES; n++) {
+                if constexpr (Shape::K_GROUPS)
+                    score[n] = dot[n] * query_scale;
+                else
+                    score[n] = (float)dot[n] * (k_scales[n] * query_scale);
+            }
         } else {
             float dot[ROWS * LOADS];
 #pragma unroll
             for (int i = 0; i < ROWS * LOADS; i++) dot[i] = 0.f;
 #pragma unroll
-            for (int w = 0; w < K_WORDS; w += Codec::BYTES) {  // a quad
-                constexpr int CHUNK_QUADS = CHUNK / Codec::BYTES;
+            for (int w = 0; w < K_WORDS; w += K::BYTES) {  // a quad
+                constexpr int CHUNK_QUADS = CHUNK / K::BYTES;
                 float keys[LOADS][QUAD];
 #pragma unroll
-                for (int i = 0; i < LOADS; i++) Codec::decode(k[i] + w, keys[i]);
+                for (int i = 0; i < LOADS; i++) K::template decode<QUAD>(k[i] + w, 0, keys[i]);
 #pragma unroll
                 for (int r = 0; r < ROWS; r++) {
                     const float4 q =
                         ((const float4*)
-                             shared.query[r])[(w / CHUNK * SLICES + slice) * CHUNK_QUADS + w % CHUNK / Codec::BYTES];
+                             shared.query[r])[(w / CHUNK * SLICES + slice) * CHUNK_QUADS + w % CHUNK / K::BYTES];
 #pragma unroll
                     for (int i = 0; i < LOADS; i++) {
                         float& d = dot[r * LOADS + i];
@@ -255,7 +312,12 @@ __device__ __forceinline__ void attn_decode(const PagedParams& p) {
             for (int n = 0; n < SCORES; n++) score[n] = dot[n];
         }
 #pragma unroll
-        for (int n = 0; n < SCORES; n++) v_scale[n] = Codec::QUANTIZED ? v_scales[n] : 1.f;
+        for (int n = 0; n < SCORES; n++) {
+            if constexpr (V::QUANTIZED && !Shape::V_GROUPS)
+                v_scale[n] = V::multiplier(v_scales[n]);
+            else
+                v_scale[n] = 1.f;
+        }
 
         const bool more = step + 1 < last;
         if (more) {
@@ -298,15 +360,18 @@ __device__ __forceinline__ void attn_decode(const PagedParams& p) {
             }
         }
 
-        if (!Codec::QUANTIZED && (step * STEP < begin || (step + 1) * STEP > end)) clear_unseen_v(step * STEP);
+        if (CLEAR_V && (step * STEP < begin || (step + 1) * STEP > end)) clear_unseen_v(step * STEP);
 #pragma unroll
         for (int i = 0; i < Shape::V_LOADS; i++) {
             float values[V_VALUES];
-#pragma unroll
-            for (int j = 0; j < V_VALUES / QUAD; j++) Codec::decode(v[i] + j * Codec::BYTES, values + j * QUAD);
+            V::template decode<V_VALUES>(v[i], v_value, values);
 #pragma unroll
             for (int r = 0; r < ROWS; r += 4) {
-                const float4 weight = shared.weights[warp][i * Shape::V_KEYS + v_key][r / 4];
+                float4 weight = shared.weights[warp][i * Shape::V_KEYS + v_key][r / 4];
+                if constexpr (Shape::V_GROUPS) {
+                    const float scale = V::multiplier(v_scales[i]);
+                    weight.x *= scale, weight.y *= scale, weight.z *= scale, weight.w *= scale;
+                }
 #pragma unroll
                 for (int j = 0; j < V_VALUES; j++) {
                     sums[r][j] = fmaf(weight.x, values[j], sums[r][j]);
@@ -334,7 +399,7 @@ __device__ __forceinline__ void attn_decode(const PagedParams& p) {
         if (v_key == 0) {
 #pragma unroll
             for (int i = 0; i < V_VALUES; i += 4)
-                shared.sums[warp][r][(v_value + i) / 4] =
+                shared.sums[warp][r][(v_own + i) / 4] =
                     make_float4(sums[r][i], sums[r][i + 1], sums[r][i + 2], sums[r][i + 3]);
         }
     }
@@ -364,14 +429,18 @@ __device__ __forceinline__ void attn_decode(const PagedParams& p) {
     }
 }
 
-// Blocks a multiprocessor that registers are to suffice for: a step's K and V take a lane bytes * width / 4 of them.
-__host__ __device__ constexpr int decode_blocks(int bytes, int width, int rows) {
+// Blocks a multiprocessor that registers are to suffice for: a step's K and V take a lane bytes * width / 4 of them,
+// and V in fewer than 8 bits twice the sums.
+template <class Codec>
+__host__ __device__ constexpr int decode_blocks(int width, int rows) {
+    const int bytes = Codec::K::BYTES;
     if (width == 256) return bytes == 4 ? 1 : 2;
-    return rows == 4 ? (bytes * width <= 128 ? 4 : 3) : (bytes * width <= 128 ? 3 : 2);
+    const int blocks = bytes * width <= 128 ? 4 : 3;
+    return blocks - (rows == 8) - (Codec::V::BITS < 8 && width == 128);
 }
 #define ATTN_DECODE(width, rows)                                                                           \
     KERNEL(CONCATENATE(CONCATENATE(attn_decode_, FORMAT), _##width##_##rows), PagedParams, DECODE_THREADS, \
-           decode_blocks(KV_CODEC::BYTES, width, rows)) {                                                  \
+           decode_blocks<KV_CODEC>(width, rows)) {                                                         \
         attn_decode<KV_CODEC, width, rows>(p);                                                             \
     }
 ATTN_DECODE(64, 4)

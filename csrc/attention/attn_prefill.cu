@@ -10,8 +10,8 @@
 //
 // Sums stay in registers (4 rows x WIDTH / 8). K and V of the next tile are loaded while this one is worked on, where
 // that takes at most 16 registers each. K and V share a buffer, so that two blocks fit on a multiprocessor up to
-// head_dim 128. Scores keep the query in the cache's own type: 16 bit, or int8 quantised here by the rule of
-// formats/int8.cuh.
+// head_dim 128. Scores keep the query in the cache's own type: floating point, or int8 quantised here by the rule
+// of formats/int8.cuh.
 //
 // Grid (tiles, num_kv_heads, prefill_splits). Tile t belongs to the last sequence with first_tile(seq) <= t, where
 // first_tile = query_start_loc * group / 64 + seq: room for every sequence's last, partial tile, whatever the lengths,
@@ -24,7 +24,7 @@ constexpr int WARP_ROWS = 16;
 constexpr int WEIGHT_STRIDE = WARP_ROWS + 4;  // floats from key to key: 16-byte stores of 8 keys meet no bank twice
 constexpr int SHARED_PAD = 16;                // bytes after a row of K or the query, for the same reason
 
-// Sizes that host and device agree on. bytes: of a stored value; width: head_dim rounded up.
+// Sizes that host and device agree on. bytes: of a stored value of K; width: head_dim rounded up.
 __host__ __device__ constexpr int prefill_warps(int bytes, int width) { return bytes == 4 && width == 256 ? 2 : 4; }
 __host__ __device__ constexpr int query_row_bytes(int bytes, int width) { return width * bytes + SHARED_PAD; }
 __host__ __device__ constexpr int k_row_bytes(int bytes, int width) {
@@ -33,23 +33,33 @@ __host__ __device__ constexpr int k_row_bytes(int bytes, int width) {
 __host__ __device__ constexpr int kv_tile_bytes(int bytes, int width) {
     return TILE_KEYS * (k_row_bytes(bytes, width) > 4 * width ? k_row_bytes(bytes, width) : 4 * width);
 }
-__host__ __device__ constexpr int prefill_shared_bytes(int bytes, int width) {
+// scale_row_bytes: of a token's scales of K and V.
+__host__ __device__ constexpr int prefill_shared_bytes(int bytes, int width, int scale_row_bytes) {
     return kv_tile_bytes(bytes, width) +
            prefill_warps(bytes, width) *
                (WARP_ROWS * (query_row_bytes(bytes, width) + 4) + TILE_KEYS * WEIGHT_STRIDE * 4) +
-           2 * TILE_KEYS * 4;
+           TILE_KEYS * scale_row_bytes;
 }
 
 #ifdef DEVICE_HALF
 constexpr int LANE_ROWS = 4, LANE_KEYS = 4;  // of a lane's scores
 constexpr int KEY_LANES = 8;                 // lanes that share rows
 
-// A thread's share of a tile of K or V: quads i * THREADS + threadIdx.x, row-major.
+// A thread's share of a tile of K or V: quads i * THREADS + threadIdx.x, row-major, and words of its scales.
 template <class Codec, int WIDTH, int THREADS>
 struct TileShare {
     static constexpr int QUADS = TILE_KEYS * WIDTH / QUAD / THREADS;
     static constexpr int ROW_QUADS = WIDTH / QUAD;
-    static constexpr bool PREFETCH = WIDTH < 256 && QUADS * Codec::BYTES <= 16;
+    static constexpr int K_WORDS = Codec::K::template WORDS<QUAD>, V_WORDS = Codec::V::template WORDS<QUAD>;  // a quad
+    static constexpr bool PREFETCH_K = WIDTH < 256 && QUADS * K_WORDS <= 16;
+    static constexpr bool PREFETCH_V = WIDTH < 256 && QUADS * V_WORDS <= (Codec::V::QUANTIZED ? 8 : 16);
+    static __host__ __device__ constexpr int scale_bytes(int group, int bytes) {
+        return group ? (WIDTH + group - 1) / group * bytes : bytes;
+    }
+    static constexpr int MOST_SCALE_WORDS =
+        TILE_KEYS / 4 *
+        (scale_bytes(Codec::K::GROUP, Codec::K::SCALE_BYTES) + scale_bytes(Codec::V::GROUP, Codec::V::SCALE_BYTES));
+    static constexpr int SCALE_WORDS = (MOST_SCALE_WORDS + THREADS - 1) / THREADS;
     static __device__ __forceinline__ int key(int i) { return (i * THREADS + (int)threadIdx.x) / ROW_QUADS; }
     static __device__ __forceinline__ int quad(int i) { return (i * THREADS + (int)threadIdx.x) % ROW_QUADS; }
 };
@@ -79,7 +89,9 @@ struct TilePlace {
 
 template <class Codec, int WIDTH>
 __device__ __forceinline__ void attn_prefill(const PagedParams& p) {
-    constexpr int BYTES = Codec::BYTES, WARPS = prefill_warps(BYTES, WIDTH), THREADS = WARPS * WARP;
+    typedef typename Codec::K K;
+    typedef typename Codec::V V;
+    constexpr int BYTES = K::BYTES, WARPS = prefill_warps(BYTES, WIDTH), THREADS = WARPS * WARP;
     constexpr int ROWS = WARPS * WARP_ROWS, SLICES = WIDTH / 32;  // of head_dim, four values of each a lane
     typedef TileShare<Codec, WIDTH, THREADS> Share;
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, split = blockIdx.z;
@@ -105,8 +117,11 @@ __device__ __forceinline__ void attn_prefill(const PagedParams& p) {
     char* const query = kv + kv_tile_bytes(BYTES, WIDTH);                                // [ROWS][query_row_bytes]
     float* const query_scales = (float*)(query + ROWS * query_row_bytes(BYTES, WIDTH));  // [ROWS]
     float* const weights = query_scales + ROWS + warp * TILE_KEYS * WEIGHT_STRIDE;       // [TILE_KEYS][WEIGHT_STRIDE]
-    float* const k_scales = query_scales + ROWS + WARPS * TILE_KEYS * WEIGHT_STRIDE;     // [TILE_KEYS]
-    float* const v_scales = k_scales + TILE_KEYS;                                        // [TILE_KEYS]
+    const PageMap<Codec> map(p.head_dim, p.page_size);
+    const int k_groups = K::groups(p.head_dim), v_groups = V::groups(p.head_dim);
+    uint32_t* const scales = (uint32_t*)(query_scales + ROWS + WARPS * TILE_KEYS * WEIGHT_STRIDE);
+    auto* const k_scales = (const typename K::Scale*)scales;  // [TILE_KEYS][groups]
+    auto* const v_scales = (const typename V::Scale*)((char*)scales + TILE_KEYS * map.k_scale_row);  // the same
 
     // Query rows of this warp, those that do not exist as zeros.
 #pragma unroll 1
@@ -118,7 +133,7 @@ __device__ __forceinline__ void attn_prefill(const PagedParams& p) {
             return row.exists && d < p.head_dim ? load_float(p.query, at + d, p.query_type) : 0.f;
         };
         float scale = 1.f;
-        if constexpr (Codec::QUANTIZED) {
+        if constexpr (K::QUANTIZED) {
             float amax = 0.f;
 #pragma unroll 1
             for (int d = lane; d < p.head_dim; d += WARP) amax = max_magnitude(amax, fabsf(value(d)));
@@ -129,10 +144,10 @@ __device__ __forceinline__ void attn_prefill(const PagedParams& p) {
         for (int d = lane * QUAD; d < WIDTH; d += WARP * QUAD) {
             const float values[QUAD] = {value(d), value(d + 1), value(d + 2), value(d + 3)};
             uint32_t words[BYTES];
-            if constexpr (Codec::QUANTIZED)
-                Codec::encode(values, scale, words);
+            if constexpr (K::QUANTIZED)
+                words[0] = K::encode(values, scale);
             else
-                Codec::encode(values, words);
+                K::encode(values, words);
             store_words<BYTES>(target + d * BYTES, words);
         }
     }
@@ -154,52 +169,75 @@ __device__ __forceinline__ void attn_prefill(const PagedParams& p) {
         p.window > 0 ? max(0, s.first_position + (min(row0 + ROWS, s.rows) - 1) / p.group - p.window + 1) : 0;
     const int all_end = row0 + ROWS > s.rows ? 0 : p.causal ? s.first_position + row0 / p.group + 1 : s.seq_len;
 
-    const int row_bytes = p.head_dim * BYTES, plane_bytes = p.page_size * row_bytes;
     const int row_quads = p.head_dim / QUAD;
-    auto fetch = [&](int i, int plane, uint32_t* words) {
+    auto fetch_k_quad = [&](int i, uint32_t* words) {
         const int key = Share::key(i), quad = Share::quad(i);
-        clear_words<BYTES>(words);
+        clear_words<Share::K_WORDS>(words);
         if (quad < row_quads && place.live(key))
-            load_words<BYTES>(words,
-                              place.page_of(key) + plane + place.offset_of(key) * row_bytes + quad * QUAD * BYTES);
+            K::template fetch<QUAD>(place.page_of(key) + place.offset_of(key) * map.k_row, quad * QUAD, map.k_row,
+                                    words);
+    };
+    auto fetch_v_quad = [&](int i, uint32_t* words) {
+        const int key = Share::key(i), quad = Share::quad(i);
+        clear_words<Share::V_WORDS>(words);
+        if (quad < row_quads && place.live(key))
+            V::template fetch<QUAD>(place.page_of(key) + map.v_codes + place.offset_of(key) * map.v_row, quad * QUAD,
+                                    map.v_row, words);
     };
     auto store_k = [&](int i, const uint32_t* words) {
         char* const row = kv + Share::key(i) * k_row_bytes(BYTES, WIDTH);
-        if constexpr (Codec::QUANTIZED) {
+        if constexpr (K::QUANTIZED) {
             ((uint32_t*)row)[Share::quad(i)] = words[0];
         } else {
             float values[QUAD];
-            Codec::decode(words, values);
+            K::template decode<QUAD>(words, 0, values);
             ((float4*)row)[Share::quad(i)] = make_float4(values[0], values[1], values[2], values[3]);
         }
     };
-    auto store_v = [&](int i, const uint32_t* words) {
-        float values[QUAD];
-        Codec::decode(words, values);
-        const float scale = Codec::QUANTIZED ? v_scales[Share::key(i)] : 1.f;
-        ((float4*)kv)[Share::key(i) * Share::ROW_QUADS + Share::quad(i)] =
+    // V of keys that are not read is zero, whatever stands in the place of their scales.
+    auto store_v = [&](const TilePlace& at, int i, const uint32_t* words) {
+        const int key = Share::key(i), d = Share::quad(i) * QUAD;
+        float values[QUAD], scale = 1.f;
+        V::template decode<QUAD>(words, d, values);
+        if constexpr (V::QUANTIZED) {
+            const int group = V::one_scale(WIDTH) ? 0 : min(d, p.head_dim - 1) / (V::GROUP ? V::GROUP : 1);
+            scale = at.live(key) ? V::multiplier(v_scales[key * v_groups + group]) : 0.f;
+        }
+        ((float4*)kv)[key * Share::ROW_QUADS + Share::quad(i)] =
             make_float4(values[0] * scale, values[1] * scale, values[2] * scale, values[3] * scale);
     };
+    // A tile's scales are copied as they lie: those of a run of keys are contiguous, K's and V's apart.
+    const int k_run_words = SPLIT_UNIT / 4 * map.k_scale_row, v_run_words = SPLIT_UNIT / 4 * map.v_scale_row;
+    constexpr int RUNS = TILE_KEYS / SPLIT_UNIT;
+    auto fetch_scale_word = [&](int word) {
+        const bool is_value = word >= RUNS * k_run_words;
+        const int in_plane = is_value ? word - RUNS * k_run_words : word;
+        const int run_words = is_value ? v_run_words : k_run_words;
+        const int run = in_plane >= run_words;
+        const char* const page = place.page_of(run * SPLIT_UNIT);
+        if (in_plane >= RUNS * run_words || !page) return 0u;
+        const char* const plane = page + (is_value ? map.v_scales : map.k_scales) +
+                                  place.offset_of(run * SPLIT_UNIT) * (is_value ? map.v_scale_row : map.k_scale_row);
+        return ((const uint32_t*)plane)[in_plane - run * run_words];
+    };
 
-    constexpr int KEPT = Share::PREFETCH ? Share::QUADS : 1;
-    uint32_t k[KEPT][BYTES], v[KEPT][BYTES];
-    float scale = 0.f;  // of a key, K's in lanes of warp 0 and V's in those of warp 1
+    uint32_t k[Share::PREFETCH_K ? Share::QUADS : 1][Share::K_WORDS];
+    uint32_t v[Share::PREFETCH_V ? Share::QUADS : 1][Share::V_WORDS];
+    uint32_t scale_words[K::QUANTIZED ? Share::SCALE_WORDS : 1];
     auto fetch_k = [&] {
-        if constexpr (Share::PREFETCH) {
+        if constexpr (Share::PREFETCH_K) {
 #pragma unroll
-            for (int i = 0; i < KEPT; i++) fetch(i, 0, k[i]);
+            for (int i = 0; i < Share::QUADS; i++) fetch_k_quad(i, k[i]);
         }
-        if constexpr (Codec::QUANTIZED) {
-            scale = 0.f;
-            if (warp < 2 && place.live(lane))
-                scale =
-                    ((const float*)(place.page_of(lane) + 2 * plane_bytes))[warp * p.page_size + place.offset_of(lane)];
+        if constexpr (K::QUANTIZED) {
+#pragma unroll
+            for (int i = 0; i < Share::SCALE_WORDS; i++) scale_words[i] = fetch_scale_word(i * THREADS + threadIdx.x);
         }
     };
     auto fetch_v = [&] {
-        if constexpr (Share::PREFETCH) {
+        if constexpr (Share::PREFETCH_V) {
 #pragma unroll
-            for (int i = 0; i < KEPT; i++) fetch(i, plane_bytes, v[i]);
+            for (int i = 0; i < Share::QUADS; i++) fetch_v_quad(i, v[i]);
         }
     };
 
@@ -213,17 +251,23 @@ __device__ __forceinline__ void attn_prefill(const PagedParams& p) {
     for (int t = first; t < last; t++) {
         const int first_key = t * TILE_KEYS;
         __syncthreads();  // V of the tile before is used up
-        if constexpr (Share::PREFETCH) {
+        if constexpr (Share::PREFETCH_K) {
 #pragma unroll
-            for (int i = 0; i < KEPT; i++) store_k(i, k[i]);
+            for (int i = 0; i < Share::QUADS; i++) store_k(i, k[i]);
         } else {
 #pragma unroll 4
             for (int i = 0; i < Share::QUADS; i++) {
-                fetch(i, 0, k[0]);
+                fetch_k_quad(i, k[0]);
                 store_k(i, k[0]);
             }
         }
-        if (Codec::QUANTIZED && warp < 2) (warp ? v_scales : k_scales)[lane] = scale;
+        if constexpr (K::QUANTIZED) {
+#pragma unroll
+            for (int i = 0; i < Share::SCALE_WORDS; i++) {
+                const int word = i * THREADS + threadIdx.x;
+                if (word < RUNS * (k_run_words + v_run_words)) scales[word] = scale_words[i];
+            }
+        }
         __syncthreads();
         const TilePlace here = place;
         if (t + 1 < last) {
@@ -235,14 +279,16 @@ __device__ __forceinline__ void attn_prefill(const PagedParams& p) {
         float score[LANE_ROWS][LANE_KEYS];
         const char* const my_query = query + my_row * query_row_bytes(BYTES, WIDTH);
         const char* const my_k = kv + slot * k_row_bytes(BYTES, WIDTH);
-        if constexpr (Codec::QUANTIZED) {
+        if constexpr (K::QUANTIZED) {
+            constexpr bool GROUPS = !K::one_scale(WIDTH);
             int dot[LANE_ROWS][LANE_KEYS];
+            auto begin_dots = [&] {
 #pragma unroll
-            for (int r = 0; r < LANE_ROWS; r++)
+                for (int r = 0; r < LANE_ROWS; r++)
 #pragma unroll
-                for (int j = 0; j < LANE_KEYS; j++) dot[r][j] = 0;
-#pragma unroll 2
-            for (int d = 0; d < p.head_dim; d += 16) {
+                    for (int j = 0; j < LANE_KEYS; j++) dot[r][j] = GROUPS ? INT_AS_FLOAT : 0;
+            };
+            auto add_sixteen = [&](int d) {
                 uint4 q[LANE_ROWS];
 #pragma unroll
                 for (int r = 0; r < LANE_ROWS; r++)
@@ -258,13 +304,41 @@ __device__ __forceinline__ void attn_prefill(const PagedParams& p) {
                         dot[r][j] = __dp4a((int)key.w, (int)q[r].w, dot[r][j]);
                     }
                 }
-            }
-#pragma unroll
-            for (int j = 0; j < LANE_KEYS; j++) {
-                const float k_scale = k_scales[slot + KEY_LANES * j];
+            };
+            if constexpr (GROUPS) {
+                // Sums of a group in integers, scaled into those of the row.
 #pragma unroll
                 for (int r = 0; r < LANE_ROWS; r++)
-                    score[r][j] = (float)dot[r][j] * (k_scale * query_scales[my_row + r]);
+#pragma unroll
+                    for (int j = 0; j < LANE_KEYS; j++) score[r][j] = 0.f;
+#pragma unroll 1
+                for (int group = 0; group < k_groups; group++) {
+                    begin_dots();
+#pragma unroll
+                    for (int d = 0; d < K::GROUP; d += 16) add_sixteen(group * K::GROUP + d);
+#pragma unroll
+                    for (int j = 0; j < LANE_KEYS; j++) {
+                        const float scale = K::multiplier(k_scales[(slot + KEY_LANES * j) * k_groups + group]);
+#pragma unroll
+                        for (int r = 0; r < LANE_ROWS; r++)
+                            score[r][j] = fmaf(float_of_int(dot[r][j]), scale, score[r][j]);
+                    }
+                }
+#pragma unroll
+                for (int r = 0; r < LANE_ROWS; r++)
+#pragma unroll
+                    for (int j = 0; j < LANE_KEYS; j++) score[r][j] *= query_scales[my_row + r];
+            } else {
+                begin_dots();
+#pragma unroll 2
+                for (int d = 0; d < p.head_dim; d += 16) add_sixteen(d);
+#pragma unroll
+                for (int j = 0; j < LANE_KEYS; j++) {
+                    const float k_scale = K::multiplier(k_scales[slot + KEY_LANES * j]);
+#pragma unroll
+                    for (int r = 0; r < LANE_ROWS; r++)
+                        score[r][j] = (float)dot[r][j] * (k_scale * query_scales[my_row + r]);
+                }
             }
         } else {
 #pragma unroll
@@ -285,7 +359,7 @@ __device__ __forceinline__ void attn_prefill(const PagedParams& p) {
                         const uint4 four = *(const uint4*)at;
                         words[0] = four.x, words[1] = four.y, words[2] = four.z, words[3] = four.w;
                     }
-                    Codec::decode(words, q[r]);
+                    K::template decode<QUAD>(words, 0, q[r]);
                 }
 #pragma unroll
                 for (int j = 0; j < LANE_KEYS; j++) {
@@ -368,16 +442,16 @@ __device__ __forceinline__ void attn_prefill(const PagedParams& p) {
         }
 
         __syncthreads();  // K is used up
-        if constexpr (Share::PREFETCH) {
+        if constexpr (Share::PREFETCH_V) {
 #pragma unroll
-            for (int i = 0; i < KEPT; i++) store_v(i, v[i]);
+            for (int i = 0; i < Share::QUADS; i++) store_v(here, i, v[i]);
         } else {
             const TilePlace next = place;
             place = here;
 #pragma unroll 4
             for (int i = 0; i < Share::QUADS; i++) {
-                fetch(i, plane_bytes, v[0]);
-                store_v(i, v[0]);
+                fetch_v_quad(i, v[0]);
+                store_v(here, i, v[0]);
             }
             place = next;
         }
@@ -433,24 +507,26 @@ __device__ __forceinline__ void attn_prefill(const PagedParams& p) {
 
 #define ATTN_PREFILL(width)                                                        \
     KERNEL(CONCATENATE(CONCATENATE(attn_prefill_, FORMAT), _##width), PagedParams, \
-           prefill_warps(KV_CODEC::BYTES, width) * WARP, 2) {                      \
+           prefill_warps(KV_CODEC::K::BYTES, width) * WARP, 2) {                   \
         attn_prefill<KV_CODEC, width>(p);                                          \
     }
 ATTN_PREFILL(64)
 ATTN_PREFILL(128)
 ATTN_PREFILL(256)
 #else
-// value_bytes  bytes of a stored value of K or V
-// tokens       rows of query, or a bound on query_start_loc[num_seqs]
-static void attn_prefill(const std::string& format, int64_t value_bytes, int64_t tokens, uintptr_t stream,
-                         const py::kwargs& given) {
+// value_bytes      of a stored value of K
+// scale_row_bytes  of a token's scales of K and V
+// tokens           rows of query, or a bound on query_start_loc[num_seqs]
+static void attn_prefill(const std::string& format, int64_t value_bytes, int64_t scale_row_bytes, int64_t tokens,
+                         uintptr_t stream, const py::kwargs& given) {
     const PagedParams p = paged_params(given);
     const int width = width_of(p), warps = prefill_warps((int)value_bytes, width);
     const int64_t tiles = tokens * p.group / (warps * WARP_ROWS) + p.num_seqs;
     CHECK(tiles <= INT32_MAX, "attn_prefill: %lld query tokens are too many", (long long)tokens);
     launch("attn_prefill_" + format + "_" + std::to_string(width),
            {(unsigned)(p.num_seqs ? tiles : 0), (unsigned)p.num_kv_heads, (unsigned)p.prefill_splits},
-           (unsigned)(warps * WARP), (unsigned)prefill_shared_bytes((int)value_bytes, width), stream, p);
+           (unsigned)(warps * WARP), (unsigned)prefill_shared_bytes((int)value_bytes, width, (int)scale_row_bytes),
+           stream, p);
 }
 REGISTER(attn_prefill)
 #endif

@@ -4,7 +4,7 @@
 //   cache       pages, see formats/kv.cuh
 //   slots       (tokens) int64, page * page_size + offset; negative ones are skipped
 // One block of four warps a token, one warp a row of K or V at a time; a lane holds up to two quads of it in registers,
-// so that a row is read once. int8: by the rule of formats/int8.cuh, bit for bit as the reference.
+// so that a row is read once. Quantised formats: bit for bit as the reference.
 // Needs head_dim % 8 == 0, at most 256.
 #include "common/device.cuh"
 #include "format_layout.h"
@@ -29,14 +29,52 @@ constexpr int KV_WRITE_THREADS = 128;
 constexpr int LANE_QUADS = 2;
 
 template <class T>
+using InputCodes = FloatCodes<T, PlaneSizes<8 * sizeof(T), 0, 0, 1>>;
+
+template <class T>
 __device__ __forceinline__ void load_quad(const T* row, bool wide, float* values) {
     if (wide) {
         uint32_t words[sizeof(T)];
         load_words<sizeof(T)>(words, row);
-        kv_float<T>::decode(words, values);
+        InputCodes<T>::template decode<QUAD>(words, 0, values);
     } else {
 #pragma unroll
         for (int i = 0; i < QUAD; i++) values[i] = to_float(row[i]);
+    }
+}
+
+// A row of K or V, of which a lane holds quads lane and lane + 32, zeros after the last value.
+template <class Codes>
+__device__ __forceinline__ void write_row(const float values[LANE_QUADS][QUAD], char* codes, char* scales,
+                                          int head_dim) {
+    const int lane = threadIdx.x % WARP;
+    if constexpr (!Codes::QUANTIZED) {
+#pragma unroll
+        for (int i = 0; i < LANE_QUADS; i++) {
+            const int d = (i * WARP + lane) * QUAD;
+            uint32_t words[Codes::BYTES];
+            Codes::encode(values[i], words);
+            if (d < head_dim) store_words<Codes::BYTES>(codes + d * Codes::BYTES, words);
+        }
+    } else {
+        constexpr bool WHOLE = Codes::GROUP == 0;  // one scale a row
+        constexpr int SHARING = WHOLE ? WARP : Codes::GROUP / QUAD;
+        float statistics[LANE_QUADS];
+#pragma unroll
+        for (int i = 0; i < LANE_QUADS; i++) statistics[i] = Codes::statistic(values[i]);
+        if (WHOLE) statistics[0] = Codes::combine(statistics[0], statistics[1]);
+#pragma unroll
+        for (int i = 0; i < (WHOLE ? 1 : LANE_QUADS); i++)
+            statistics[i] = statistic_of_lanes<Codes>(statistics[i], SHARING);
+#pragma unroll
+        for (int i = 0; i < LANE_QUADS; i++) {
+            const int d = (i * WARP + lane) * QUAD;
+            const int first = WHOLE ? 0 : d / (SHARING * QUAD) * (SHARING * QUAD);
+            const typename Codes::Scale scale =
+                Codes::scale_of(statistics[WHOLE ? 0 : i], WHOLE ? head_dim : min(SHARING * QUAD, head_dim - first));
+            if (d == first && d < head_dim) ((typename Codes::Scale*)scales)[first / (SHARING * QUAD)] = scale;
+            Codes::store(codes, d, Codes::encode(values[i], Codes::divisor(scale)), d < Codes::padded(head_dim));
+        }
     }
 }
 
@@ -46,14 +84,13 @@ __device__ __forceinline__ void write_token(const KvWriteParams& p) {
     if (slot < 0) return;
     const int lane = threadIdx.x % WARP, offset = (int)(slot % p.page_size);
     char* const token_page = p.cache + slot / p.page_size * p.page_stride;
-    const int row_bytes = p.head_dim * Codec::BYTES, plane_bytes = p.page_size * row_bytes;
+    const PageMap<Codec> map(p.head_dim, p.page_size);
 #pragma unroll 1
     for (int task = threadIdx.x / WARP; task < 2 * p.num_kv_heads; task += KV_WRITE_THREADS / WARP) {
         const int is_value = task % 2, head = task / 2;
         const T* const source = is_value ? (const T*)p.value + token * p.value_token_stride + head * p.value_head_stride
                                          : (const T*)p.key + token * p.key_token_stride + head * p.key_head_stride;
         char* const page = token_page + head * p.head_stride;
-        char* const target = page + is_value * plane_bytes + offset * row_bytes;
         float values[LANE_QUADS][QUAD];
 #pragma unroll
         for (int i = 0; i < LANE_QUADS; i++) {
@@ -65,28 +102,12 @@ __device__ __forceinline__ void write_token(const KvWriteParams& p) {
                 for (int j = 0; j < QUAD; j++) values[i][j] = 0.f;
             }
         }
-        [[maybe_unused]] float scale = 1.f;
-        if constexpr (Codec::QUANTIZED) {
-            float amax = 0.f;
-#pragma unroll
-            for (int i = 0; i < LANE_QUADS; i++)
-#pragma unroll
-                for (int j = 0; j < QUAD; j++) amax = max_magnitude(amax, fabsf(values[i][j]));
-            scale = int8_scale(max_magnitude_of_lanes(amax, WARP));
-            float* const scales = (float*)(page + 2 * plane_bytes) + is_value * p.page_size;
-            if (lane == 0) scales[offset] = scale;
-        }
-#pragma unroll
-        for (int i = 0; i < LANE_QUADS; i++) {
-            const int at = (i * WARP + lane) * QUAD;
-            if (at >= p.head_dim) continue;
-            uint32_t words[Codec::BYTES];
-            if constexpr (Codec::QUANTIZED)
-                Codec::encode(values[i], scale, words);
-            else
-                Codec::encode(values[i], words);
-            store_words<Codec::BYTES>(target + at * Codec::BYTES, words);
-        }
+        if (is_value)
+            write_row<typename Codec::V>(values, page + map.v_codes + offset * map.v_row,
+                                         page + map.v_scales + offset * map.v_scale_row, p.head_dim);
+        else
+            write_row<typename Codec::K>(values, page + offset * map.k_row,
+                                         page + map.k_scales + offset * map.k_scale_row, p.head_dim);
     }
 }
 

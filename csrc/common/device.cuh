@@ -22,6 +22,10 @@ typedef unsigned long long uint64_t;
 #define INFINITY __int_as_float(0x7f800000)
 #endif
 
+// One name of two, after macros in them (such as the build's FORMAT) are replaced.
+#define CONCATENATE_(a, b) a##b
+#define CONCATENATE(a, b) CONCATENATE_(a, b)
+
 constexpr int WARP = 32;
 constexpr unsigned FULL_WARP = 0xffffffffu;
 

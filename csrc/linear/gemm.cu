@@ -2,8 +2,7 @@
 // w8a8_gemm: out[m, n] = sum_k x[m, k] * w[n, k] * x_scale * w_scale + bias for many rows; pointers as in W8A8Params.
 // Sums inside a group of columns (or the row) are exact int32, groups are added in fp32 in a fixed order.
 //
-// One block a tile of out; int8_tile.cuh has the scheme. Tiles go along bands of eight tile rows, so that the blocks
-// that run at the same time share their rows of x and w in L2. Overhanging rows are clamped when read and not written.
+// One block a tile of out; int8_tile.cuh has the scheme.
 //
 //   tile     threads  slices of K  blocks an SM  registers, shared bytes (sm_70)
 //   128x128  256      1            2             126, 16.9 KB     large m: reads the least shared memory a dp4a
@@ -31,15 +30,10 @@
     X(gemm_64x64_narrow, Tile64x64Narrow)
 
 #ifdef DEVICE_HALF
-constexpr int BAND = 8;  // tile rows
-
 template <class S>
 __device__ __forceinline__ void gemm(const W8A8Params& p) {
-    const int tiles_m = (p.m + S::M - 1) / S::M, tiles_n = (p.n + S::N - 1) / S::N;
-    const int band = blockIdx.x / (BAND * tiles_n), inside = blockIdx.x % (BAND * tiles_n);
-    const int height = min(BAND, tiles_m - band * BAND);
-    const RowsInOrder rows{(band * BAND + inside % height) * S::M, p.m};
-    int8_tile<S>(p, rows, inside / height * S::N, KSpan{0, p.k, p.groups});
+    const TileInBands<S> tile(p.m, p.n);
+    int8_tile<S>(p, tile.rows, tile.column0, KSpan{0, p.k, p.groups});
 }
 
 #define GEMM_KERNEL(name, Shape) \

@@ -100,6 +100,29 @@ struct TilePlace {
     __device__ __forceinline__ int column_of(int quad) const { return column + quad * (S::LANES_N * 4); }
 };
 
+// Rows of x and out that a tile takes as they come: `first` on. Overhanging rows are clamped when read and not written.
+struct RowsInOrder {
+    int first, m;
+    __device__ __forceinline__ int source(int i) const { return min(first + i, m - 1); }
+    __device__ __forceinline__ int out(int i) const { return first + i < m ? first + i : -1; }
+};
+
+// Which tile of an (m, n) result is this block's. Tiles go along bands of eight tile rows, so that the blocks that run
+// at the same time share their rows of x and w in L2.
+template <class S>
+struct TileInBands {
+    static constexpr int BAND = 8;  // tile rows
+    RowsInOrder rows;
+    int column0;
+    __device__ __forceinline__ TileInBands(int m, int n) {
+        const int tiles_m = (m + S::M - 1) / S::M, tiles_n = (n + S::N - 1) / S::N;
+        const int band = blockIdx.x / (BAND * tiles_n), inside = blockIdx.x % (BAND * tiles_n);
+        const int height = min(BAND, tiles_m - band * BAND);
+        rows = {(band * BAND + inside % height) * S::M, m};
+        column0 = inside / height * S::N;
+    }
+};
+
 // 16 bytes from 32-bit word `word` of a matrix on; of them only `left` are inside the row (none if it is not positive).
 template <bool WIDE>
 __device__ __forceinline__ uint4 load_chunk(const int8_t* matrix, uint32_t word, int left) {
@@ -366,11 +389,4 @@ __device__ __forceinline__ void int8_tile(const W8A8Params& p, const Rows& rows,
     else
         finish_tile<S, fp32_t, PARTIAL>(p, rows, column0, shared_words, sums, totals);
 }
-
-// Rows of x and out that a tile takes as they come: `first` on.
-struct RowsInOrder {
-    int first, m;
-    __device__ __forceinline__ int source(int i) const { return min(first + i, m - 1); }
-    __device__ __forceinline__ int out(int i) const { return first + i < m ? first + i : -1; }
-};
 #endif

@@ -70,12 +70,18 @@ __device__ __forceinline__ void store_quad(const W8A8Params& p, int64_t row, int
 #else
 #include "launch.h"
 
+// Raises ValueError (naming `op`) for a name that is no type of results.
+inline OutType out_type_of(const char* op, const std::string& name) {
+    CHECK(name == "fp16" || name == "bf16" || name == "fp32", "%s: out_dtype is %s, wanted fp16, bf16 or fp32", op,
+          name.c_str());
+    return name == "fp16" ? OUT_FP16 : name == "bf16" ? OUT_BF16 : OUT_FP32;
+}
+
 // The arguments of an op, checked. Raises ValueError (naming `op`) for what the kernels cannot take.
 inline W8A8Params w8a8_params(const char* op, const std::string& out_dtype, uintptr_t out, uintptr_t x,
                               uintptr_t x_scales, uintptr_t w, uintptr_t w_scales, uintptr_t bias, int64_t m, int64_t n,
                               int64_t k, int64_t groups) {
-    const bool known = out_dtype == "fp16" || out_dtype == "bf16" || out_dtype == "fp32";
-    CHECK(known, "%s: out_dtype is %s, wanted fp16, bf16 or fp32", op, out_dtype.c_str());
+    const OutType type = out_type_of(op, out_dtype);
     CHECK(k >= 4 && k % 4 == 0 && k <= W8A8_MOST_K, "%s: k is %lld, wanted a multiple of 4 from 4 to %d", op,
           (long long)k, W8A8_MOST_K);
     CHECK(groups == 1 || groups * W8A8_GROUP == k, "%s: %lld scales a row for k of %lld, wanted 1 or k / %d", op,
@@ -85,7 +91,6 @@ inline W8A8Params w8a8_params(const char* op, const std::string& out_dtype, uint
           (long long)n, (long long)k);
     CHECK((x | w) % 4 == 0, "%s: x or weight does not start on 4 bytes; clone it", op);
     CHECK(groups == 1 || (x | w) % 16 == 0, "%s: x or weight does not start on 16 bytes; clone it", op);
-    const OutType type = out_dtype == "fp16" ? OUT_FP16 : out_dtype == "bf16" ? OUT_BF16 : OUT_FP32;
     return {(void*)out,
             (const int8_t*)x,
             (const float*)x_scales,

@@ -18,6 +18,7 @@ REFERENCE_NLL = {"smollm2": 3.5378, "gemma3-270m": 3.4789}
 ADDS_BOS = {"smollm2": False, "gemma3-270m": True}
 
 UNQUANTIZED = {"ignore": ["*"]}
+GROUP128 = {"activation": "group128"}
 
 
 def perplexity(model: str, **options) -> float:
@@ -35,9 +36,10 @@ def perplexity(model: str, **options) -> float:
     [
         ({"dtype": "bfloat16", "additional_config": {"superl8": UNQUANTIZED}}, 0.01),
         ({"dtype": "bfloat16", "additional_config": {"superl8": {"activation": "token"}}}, 0.03),
-        ({"dtype": "bfloat16", "kv_cache_dtype": "int8"}, 0.03),
+        ({"dtype": "bfloat16"}, 0.01),
+        ({"dtype": "bfloat16", "kv_cache_dtype": "int8", "additional_config": {"superl8": GROUP128}}, 0.03),
     ],
-    ids=["16-bit", "w8a8-token", "w8a8-group128-kv-int8"],
+    ids=["16-bit", "w8a8-token", "blocks", "w8a8-group128-kv-int8"],
 )
 def test_perplexity_stays_near_the_reference(model, options, limit):
     reference = math.exp(REFERENCE_NLL[model])

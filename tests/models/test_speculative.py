@@ -41,8 +41,6 @@ def plain(checkpoint):
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_drafting_changes_no_greedy_token(checkpoint, plain, method):
-    if method == "ngram":
-        pytest.importorskip("numba", reason="vLLM's n-gram drafter needs numba")
     speculative = dict(METHODS[method])
     if method == "draft_model":
         speculative["model"] = str(checkpoint)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import torch
 
 from vllm_superl8.formats import int8, kv
-from vllm_superl8.formats.layout import KV_LAYOUTS
+from vllm_superl8.formats.layout import KV_LAYOUTS, KVLayout
 from vllm_superl8.ops import paged_attention  # noqa: F401  registers the op
 from vllm_superl8.ops.attend import attend
 
@@ -16,13 +16,17 @@ STORED = [
     ("int8", torch.float16), ("int8", torch.bfloat16), ("int8", torch.float32),
     ("fp16", torch.float16), ("bf16", torch.bfloat16), ("fp32", torch.float32),
 ]  # fmt: skip
+STORED += [(name, torch.float32) for name in ("k8v8_g32", "k8v8_g16", "k8v4", "k8v3")]
 """Formats of a cache with the dtypes of queries that a test of all of them takes."""
 
 EXACT = [("int8", torch.float32), ("fp16", torch.float16)]
 """One quantised and one floating-point format for the tests of everything else; a float32 result shows more."""
 
+QUANTIZED = [(name, torch.float32) for name, row in KV_LAYOUTS.items() if row.quantized and row.name == name]
+"""Every quantised format, for the tests of what scales and codes have to do with."""
+
 HEAD_DIMS = [32, 64, 72, 80, 96, 112, 128, 192, 256]
-CASES = [(*stored, d) for stored in STORED for d in HEAD_DIMS if stored in STORED[::3] or d in (64, 80, 128, 256)]
+CASES = [(*stored, d) for stored in STORED for d in HEAD_DIMS if stored in STORED[:4:3] or d in (64, 80, 128, 256)]
 """Every head_dim for two of STORED, those at the ends of the kernels' widths for the others."""
 
 FEATURES = {
@@ -48,7 +52,7 @@ GARBAGE_PAGES = (2**31 - 1, -(2**31), -1)
 
 
 def empty_cache(kv_format: str, pages: int, num_kv_heads: int, page_size: int, head_dim: int, *, gap: int = 0):
-    """A cache of NaN (int8: codes of -1, scales of NaN), pages `gap` bytes (a multiple of 16) apart from each other."""
+    """A cache of NaN (quantised: codes of -1, scales of NaN), pages `gap` bytes (a multiple of 16) apart."""
     dtype = kv.STORAGE[kv_format]
     page_bytes = page_size * KV_LAYOUTS[kv_format].token_bytes(head_dim)
     raw = torch.full((pages, num_kv_heads * page_bytes + gap), 255, dtype=torch.uint8)
@@ -106,7 +110,7 @@ class Batch:
             value = activations(generator, seq_len, *shape, mean=0.5)
             hidden = self.hidden_pages(seq)
             slots[: hidden * self.page_size] = -1
-            kv.encode(self.cache, key, value, slots)
+            kv.encode(self.cache, self.layout, key, value, slots)
             self.block_table[seq, :hidden] = garbage[:hidden]
         tokens = sum(self.query_lens)
         # Logits of a few units: attention that is neither flat nor on one key.
@@ -124,6 +128,10 @@ class Batch:
         return max(0, first - window + 1) // self.page_size if window else 0
 
     @property
+    def layout(self) -> KVLayout:
+        return KV_LAYOUTS[self.kv_format]
+
+    @property
     def softmax_scale(self) -> float:
         return self.head_dim**-0.5
 
@@ -137,7 +145,7 @@ class Batch:
             "paged_attention", self.query.to(device), _to(self.cache, device), out, self.block_table.to(device),
             self.seq_lens_tensor.to(device), self.query_start_loc.to(device),
             max_query_len or max(self.query_lens, default=0), num_splits, self.softmax_scale,
-            "int8" if self.kv_format == "int8" else "auto", **options,
+            self.kv_format if self.layout.quantized else "auto", **options,
         )  # fmt: skip
         return out.cpu()
 
@@ -155,7 +163,7 @@ class Batch:
             hidden = self.hidden_pages(seq)
             pages = self.block_table[seq, hidden : -(-seq_len // self.page_size)].long()
             keys = seq_len - hidden * self.page_size
-            k, v = (x[:, :keys].double() for x in kv.decode(self.cache, pages, self.head_dim))
+            k, v = (x[:, :keys].double() for x in kv.decode(self.cache, self.layout, pages, self.head_dim))
             first = keys - (end - start)
             options = {"causal": True, **self.options}
             seen = attend(query.transpose(0, 1), k, v, first, self.softmax_scale, **options)
@@ -172,11 +180,11 @@ def _to(cache: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def check(kernels, batch: Batch, num_splits: int = 1, max_query_len: int | None = None) -> torch.Tensor:
-    """Run a batch: every token within the limit of float64 arithmetic (on the quantised query for int8), and nothing
-    written beyond the last one. Returns the result."""
+    """Run a batch: every token within the limit of float64 arithmetic (on the quantised query if the cache is), and
+    nothing written beyond the last one. Returns the result."""
     got = batch.call(kernels, num_splits, max_query_len)
     tokens = sum(batch.query_lens)
     assert torch.isnan(got[tokens:]).all(), "padding was written"
-    want = batch.want(quantize_query=batch.kv_format == "int8")
+    want = batch.want(quantize_query=batch.layout.quantized)
     assert relative_error(got[:tokens], want) < arithmetic_limit("paged_attention", batch.dtype)
     return got[:tokens]

@@ -3,7 +3,9 @@
 
 import pytest
 import torch
-from pages import CASES, EXACT, FEATURES, Batch, check
+from pages import CASES, EXACT, FEATURES, QUANTIZED, Batch, check
+
+from vllm_superl8.formats import kv
 
 from tolerances import QUALITY, Quality
 
@@ -22,7 +24,7 @@ def test_attn_decode_joins_splits(kernels, num_splits, kv_format, dtype):
     check(kernels, Batch((1, 1, 2), (300, 3, 40), kv_format, dtype, 2, 1), num_splits)
 
 
-@pytest.mark.parametrize(("kv_format", "dtype"), [*EXACT, ("fp32", torch.float32)])
+@pytest.mark.parametrize(("kv_format", "dtype"), [*EXACT, ("fp32", torch.float32), *QUANTIZED[1:]])
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 def test_attn_decode_matches_reference_over_many_steps(kernels, head_dim, kv_format, dtype):
     check(kernels, Batch((1,), (511,), kv_format, dtype, 2, 1, head_dim))
@@ -54,6 +56,13 @@ def test_attn_decode_takes_several_query_tokens(kernels, query_len, num_splits, 
 @pytest.mark.parametrize("feature", FEATURES)
 def test_attn_decode_has_features(kernels, feature, num_splits, kv_format, dtype):
     check(kernels, Batch((1, 3, 4), (70, 40, 4), kv_format, dtype, options=FEATURES[feature]), num_splits)
+
+
+@pytest.mark.parametrize(("kv_format", "dtype"), QUANTIZED[1:])
+@pytest.mark.parametrize("feature", FEATURES)
+def test_attn_decode_has_features_with_every_format(kernels, feature, kv_format, dtype):
+    # Two blocks of rows, of sequences that end within a page.
+    check(kernels, Batch((1, 3), (37, 20), kv_format, dtype, 4, 1, 128, options=FEATURES[feature]), 2)
 
 
 @pytest.mark.parametrize("num_splits", [1, 2])
@@ -97,29 +106,24 @@ def test_attn_decode_is_deterministic_and_independent_of_the_batch(kernels, num_
     assert torch.equal(first[3:], batch.call(kernels, num_splits, max_query_len=2))
 
 
-@pytest.mark.parametrize("kv_format", BOTH)
+@pytest.mark.parametrize("kv_format", [*BOTH, "k8v8_g32", "k8v8_g16", "k8v4", "k8v3"])
 @pytest.mark.parametrize("num_splits", [1, 4])
-def test_attn_decode_does_not_hide_what_is_not_a_number(kernels, num_splits, kv_format):
+@pytest.mark.parametrize("plane", ["k", "v"])
+def test_attn_decode_does_not_hide_what_is_not_a_number(kernels, plane, num_splits, kv_format):
     batch = Batch((1, 1), (100, 40), kv_format)
     clean = batch.call(kernels, num_splits)
-    page = batch.block_table[0, 3]
-    if kv_format == "int8":  # the scale of K's token 60, KV head 1
-        flat = batch.cache[page, 1].reshape(-1)
-        flat[2 * 16 * 64 + 12 * 4 : 2 * 16 * 64 + 13 * 4] = -1
-        batch.cache[page, 1] = flat.view(16, -1)
-    else:
-        flat = batch.cache[page, 1].reshape(-1)
-        flat[12 * 64] = float("nan")
-        batch.cache[page, 1] = flat.view(16, -1)
+    # A value of token 60, KV head 1, or the scales of its row.
+    views = kv.planes(batch.cache, batch.layout, 64)
+    views[("k", "v").index(plane) - (2 if batch.layout.quantized else 0)][batch.block_table[0, 3], 1, 12] = torch.nan
     got = batch.call(kernels, num_splits)
     assert torch.isnan(got[0, 2:]).all()
     assert torch.equal(got[0, :2], clean[0, :2]) and torch.equal(got[1], clean[1])
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("kv_format", "seed"), [("int8", 0), ("int8", 1), *((name, 2) for name, _ in QUANTIZED)])
 @pytest.mark.parametrize("head_dim", [64, 128])
-def test_attn_decode_on_int8_keeps_the_quality(kernels, head_dim, seed):
-    batch = Batch((1,) * 3, (511, 128, 65), head_dim=head_dim, seed=seed)
+def test_attn_decode_on_a_quantised_cache_keeps_the_quality(kernels, head_dim, kv_format, seed):
+    batch = Batch((1,) * 3, (511, 128, 65), kv_format, head_dim=head_dim, seed=seed)
     assert Quality.of(batch.call(kernels), batch.want()).meets(QUALITY["paged_attention"])
 
 

@@ -3,7 +3,7 @@
 
 import pytest
 import torch
-from pages import CASES, EXACT, FEATURES, Batch, check
+from pages import CASES, EXACT, FEATURES, QUANTIZED, Batch, check
 
 from tolerances import QUALITY, Quality
 
@@ -23,7 +23,7 @@ def test_attn_prefill_takes_any_length(kernels, query_len, kv_format):
     check(kernels, Batch((query_len, 33), (query_len, 40), kv_format, num_heads=1, num_kv_heads=1))
 
 
-@pytest.mark.parametrize(("kv_format", "dtype"), [*EXACT, ("fp32", torch.float32)])
+@pytest.mark.parametrize(("kv_format", "dtype"), [*EXACT, ("fp32", torch.float32), *QUANTIZED[1:]])
 def test_attn_prefill_continues_a_long_context(kernels, kv_format, dtype):
     check(kernels, Batch((20,), (511,), kv_format, dtype, 2, 1))
 
@@ -45,6 +45,12 @@ def test_attn_prefill_takes_any_group(kernels, num_heads, num_kv_heads, kv_forma
 @pytest.mark.parametrize("feature", FEATURES)
 def test_attn_prefill_has_features(kernels, feature, kv_format, dtype):
     check(kernels, Batch((33, 20), (33, 90), kv_format, dtype, options=FEATURES[feature]))
+
+
+@pytest.mark.parametrize(("kv_format", "dtype"), QUANTIZED[1:])
+@pytest.mark.parametrize("feature", ["window_20", "everything", "bidirectional_window"])
+def test_attn_prefill_has_features_with_every_format(kernels, feature, kv_format, dtype):
+    check(kernels, Batch((17,), (90,), kv_format, dtype, 4, 1, 72, options=FEATURES[feature]))
 
 
 @pytest.mark.parametrize("kv_format", BOTH)
@@ -117,7 +123,8 @@ def test_a_prompt_in_chunks_equals_it_in_one(kernels, kv_format):
         assert torch.equal(chunk.call(kernels), want[first : first + 32])
 
 
+@pytest.mark.parametrize("kv_format", [name for name, _ in QUANTIZED])
 @pytest.mark.parametrize("head_dim", [64, 128])
-def test_attn_prefill_on_int8_keeps_the_quality(kernels, head_dim):
-    batch = Batch((60, 33), (60, 150), num_heads=2, num_kv_heads=1, head_dim=head_dim)
+def test_attn_prefill_on_a_quantised_cache_keeps_the_quality(kernels, head_dim, kv_format):
+    batch = Batch((60, 33), (60, 150), kv_format, num_heads=2, num_kv_heads=1, head_dim=head_dim)
     assert Quality.of(batch.call(kernels), batch.want()).meets(QUALITY["paged_attention"])

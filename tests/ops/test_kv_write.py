@@ -6,11 +6,13 @@ import torch
 from pages import activations, empty_cache
 
 from vllm_superl8.formats import kv
+from vllm_superl8.formats.layout import KV_LAYOUTS
 from vllm_superl8.ops import kv_write  # noqa: F401  registers the op
 from vllm_superl8.ops.registry import OPS
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
 FORMATS = sorted(kv.STORAGE)
+QUANTIZED = [name for name in FORMATS if KV_LAYOUTS[name].quantized]
 
 
 def bytes_of(cache: torch.Tensor) -> torch.Tensor:
@@ -78,22 +80,26 @@ def test_kv_write_quantises_zeros_ties_and_extremes_by_the_rule(kernels):
     key[1, 0, 0], key[1, 0, 1] = -3e38, 1e-30
     key[2, 0, 0] = 1e-44  # a scale that is not a normal number
     cache = check(kernels, key, -key, empty_cache("int8", 1, 1, 16, 64), torch.arange(4), "int8")
-    codes, _, scales, _ = kv.planes(cache.cpu(), 64)
+    codes, _, scales, _ = kv.planes(cache.cpu(), KV_LAYOUTS["int8"], 64)
+    codes, scales = codes.view(torch.int8), scales[..., 0]
     assert codes[0, 0, 0, :4].tolist() == [127, 0, 2, -2]
     assert codes[0, 0, 1, 0] == -127
     assert scales[0, 0, 3] == 1.0 and not codes[0, 0, 3].any()
 
 
+@pytest.mark.parametrize("kv_format", QUANTIZED)
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_kv_write_does_not_hide_what_is_not_a_number(kernels, bad):
+def test_kv_write_does_not_hide_what_is_not_a_number(kernels, bad, kv_format):
     key = rows(2, 1, 64, torch.float16)
     key[1, 0, 40] = bad
-    cache = empty_cache("int8", 1, 1, 16, 64).to(kernels.device)
+    cache = empty_cache(kv_format, 1, 1, 16, 64).to(kernels.device)
     slots = torch.arange(2, device=kernels.device)
-    kernels.run("kv_cache_write", key.to(kernels.device), key.to(kernels.device), cache, slots, "int8")
-    k, v = kv.decode(cache, torch.tensor([0], device=kernels.device), 64)
+    kernels.run("kv_cache_write", key.to(kernels.device), key.to(kernels.device), cache, slots, kv_format)
+    k, v = kv.decode(cache, KV_LAYOUTS[kv_format], torch.tensor([0], device=kernels.device), 64)
     assert torch.isfinite(k[:, 0]).all() and torch.isfinite(v[:, 0]).all()
-    assert torch.isnan(k[:, 1]).all() and torch.isnan(v[:, 1]).all()
+    for rows_of, plane in ((k, KV_LAYOUTS[kv_format].k), (v, KV_LAYOUTS[kv_format].v)):
+        group = plane.group or 64
+        assert not torch.isfinite(rows_of[0, 1].unflatten(0, (-1, min(group, 64)))[40 // group]).any()
 
 
 def test_kv_write_refuses_what_does_not_fit(kernels):

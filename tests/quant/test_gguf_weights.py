@@ -99,8 +99,15 @@ def test_types_are_logged_with_what_becomes_of_them(tmp_path, monkeypatch):
     header, config = opened(path)
     list(weights(header, config, torch.bfloat16))
     matrices = sum(len(tensor.shape) > 1 for tensor in header.tensors.values())
-    assert f"Q4_1: {matrices} tensors dequantised to bfloat16 at load" in "\n".join(lines)
-    assert f"F32: {len(header.tensors) - matrices} tensors taken as they are, in bfloat16" in lines
+    assert (
+        f"Q4_1: {matrices} tensors are kept as they are by linear layers (kernels block_gemm_q4_1), else in bfloat16"
+        in lines
+    )
+    plain = len(header.tensors) - matrices
+    assert f"F32: {plain} tensors are taken in bfloat16, matrices of linear layers as Q8_0" in lines
+    lines.clear()
+    list(weights(header, config, torch.bfloat16, in_blocks=False))
+    assert f"Q4_1: {matrices} tensors are decoded to bfloat16, by linear layers as int8" in "\n".join(lines)
 
 
 def refused(path, match):

@@ -4,6 +4,7 @@
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import torch
 from openai import OpenAI
 
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
@@ -40,9 +41,8 @@ def test_stream_gives_the_same_answer_in_pieces(client, server):
 
 
 def test_sixteen_requests_at_once_are_answered_as_one_at_a_time(client, server):
-    """Shared prefix, prefix caching, chunked prefill. Rounding to int8 is a step, so that another order of float sums
-    can decide between two nearly equal tokens: a few answers may part. tests/models/test_batching.py has the exact
-    comparison."""
+    """Shared prefix, prefix caching, chunked prefill. On a GPU the order of float sums follows the batch, and decides
+    between two nearly equal tokens now and then."""
     questions = [
         [{"role": "user", "content": f"{PREFIX} {ask} {name}?"}]
         for ask in ("What is the capital of", "Which continent holds")
@@ -51,7 +51,8 @@ def test_sixteen_requests_at_once_are_answered_as_one_at_a_time(client, server):
     alone = [chat(client, server[1], question, 24) for question in questions]
     with ThreadPoolExecutor(16) as pool:
         together = list(pool.map(lambda question: chat(client, server[1], question, 24), questions))
-    assert sum(a == b for a, b in zip(alone, together, strict=True)) >= 13
+    equal = sum(a == b for a, b in zip(alone, together, strict=True))
+    assert equal >= (13 if torch.cuda.is_available() else 16)
     assert len(set(alone)) > 8, "the questions must not all have one answer"
 
 

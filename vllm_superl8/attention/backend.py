@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""vLLM attention backend over a paged KV cache in 16 bit or int8 (vLLM 0.33's AttentionBackend interface)."""
+"""vLLM attention backend over a paged KV cache of any format of KV_LAYOUTS (vLLM 0.33's AttentionBackend interface)."""
 
 from dataclasses import replace
 from typing import ClassVar
@@ -10,6 +10,7 @@ from vllm.v1.kv_cache_interface import KVCacheLayout
 
 from vllm_superl8.attention import BACKEND_NAME, kv_cache
 from vllm_superl8.attention.metadata import Superl8Metadata, Superl8MetadataBuilder
+from vllm_superl8.formats.layout import KV_LAYOUTS, KVLayout
 from vllm_superl8.ops.kv_write import kv_cache_write
 from vllm_superl8.ops.paged_attention import paged_attention
 
@@ -22,6 +23,8 @@ HEAD_DIMS = range(32, 257, 8)
 class Superl8AttentionBackend(AttentionBackend):
     """Paged attention by our kernels: causal decoder layers, window, softcap, sinks, ALiBi, any GQA ratio."""
 
+    kv_layout: ClassVar[KVLayout | None] = None
+    """Format of a quantised cache; None: floating point."""
     supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float16, torch.bfloat16, torch.float32]
     forward_includes_kv_cache_update = False
 
@@ -56,10 +59,9 @@ class Superl8AttentionBackend(AttentionBackend):
 
     @classmethod
     def customize_spec(cls, spec):
-        layout = kv_cache.quantized_layout(spec_format(spec))
-        if layout is None:
+        if cls.kv_layout is None:
             return spec
-        return replace(spec, state_content_bytes=layout.token_bytes(spec.head_size))
+        return replace(spec, state_content_bytes=cls.kv_layout.token_bytes(spec.head_size))
 
     @classmethod
     def supports_sink(cls) -> bool:
@@ -74,9 +76,19 @@ class Superl8AttentionBackend(AttentionBackend):
         return True
 
 
-def spec_format(spec) -> str:
-    """The format of a cache spec: quantised ones are stored as int8, floating point ones in their own dtype."""
-    return "int8" if spec.dtype == torch.int8 else "auto"
+def _quantized_backends() -> dict[str, type[Superl8AttentionBackend]]:
+    """The backend for each quantised format, by class name. They differ in the size of a token, for which vLLM asks the
+    class, by a spec that does not name the --kv-cache-dtype; attention.backend_path says which class is whose."""
+    rows = {layout.name: layout for layout in KV_LAYOUTS.values() if layout.quantized}
+    return {
+        (name := f"{Superl8AttentionBackend.__name__}_{layout.name}"): type(
+            name, (Superl8AttentionBackend,), {"kv_layout": layout, "__module__": __name__}
+        )
+        for layout in rows.values()
+    }
+
+
+globals().update(_quantized_backends())
 
 
 class Superl8AttentionImpl(AttentionImpl[Superl8Metadata]):
@@ -113,7 +125,8 @@ class Superl8AttentionImpl(AttentionImpl[Superl8Metadata]):
         self.alibi_slopes = None if alibi_slopes is None else torch.tensor(alibi_slopes, dtype=torch.float32)
         self.sliding_window = sliding_window or 0
         self.kv_cache_dtype = kv_cache_dtype
-        self.kv_format = "auto" if kv_cache.quantized_layout(kv_cache_dtype) is None else "int8"
+        layout = kv_cache.quantized_layout(kv_cache_dtype)
+        self.kv_format = "auto" if layout is None else layout.name
         self.logits_soft_cap = logits_soft_cap or 0.0
         self.attn_type = attn_type
         self.kv_sharing_target_layer_name = kv_sharing_target_layer_name

@@ -11,7 +11,7 @@ FLOAT_NAMES = {"auto", "float16", "bfloat16"}
 
 def supported_names() -> list[str]:
     """Every --kv-cache-dtype that the backend takes."""
-    return sorted(FLOAT_NAMES | {name for name, layout in KV_LAYOUTS.items() if layout.scale_bytes})
+    return sorted(FLOAT_NAMES | {name for name, layout in KV_LAYOUTS.items() if layout.quantized})
 
 
 def quantized_layout(kv_cache_dtype: str | None) -> KVLayout | None:

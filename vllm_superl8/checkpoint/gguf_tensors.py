@@ -2,7 +2,6 @@
 """Values of GGUF tensors as torch tensors, one at a time from the mapped file."""
 
 from collections.abc import Iterable
-from math import prod
 
 import numpy as np
 import torch
@@ -46,14 +45,29 @@ def _decodes(kind: GGMLQuantizationType) -> bool:
 
 def read(tensor: Tensor, dtype: torch.dtype) -> torch.Tensor:
     """The tensor's values in `dtype`, decoded by ``gguf.quants.dequantize`` where they are quantised."""
-    blob = np.memmap(tensor.path, np.uint8, mode="c", offset=tensor.offset, shape=(tensor.nbytes,))
     if plain := PLAIN.get(tensor.type):
-        return torch.from_numpy(blob).view(plain).view(tensor.shape).to(dtype, copy=True)
+        return _mapped(tensor).view(plain).view(tensor.shape).to(dtype, copy=True)
+    return decode(stored_rows(tensor), tensor.type.name, dtype).view(tensor.shape)
+
+
+def stored_rows(tensor: Tensor) -> torch.Tensor:
+    """The bytes of a quantised tensor, mapped from the file: (rows, bytes a row) uint8."""
     values, block_bytes = GGML_QUANT_SIZES[tensor.type]
-    columns = tensor.shape[-1]
-    rows = blob.reshape(-1, columns // values * block_bytes)
-    decoded = torch.empty(prod(tensor.shape[:-1]), columns, dtype=dtype)
-    step = max(1, CHUNK_VALUES // columns)
+    return _mapped(tensor).view(-1, tensor.shape[-1] // values * block_bytes)
+
+
+def decode(rows: torch.Tensor, kind: str, dtype: torch.dtype) -> torch.Tensor:
+    """rows (n, bytes) uint8 of GGUF type `kind` -> (n, k) in dtype."""
+    type = GGMLQuantizationType[kind]
+    values, block_bytes = GGML_QUANT_SIZES[type]
+    columns = rows.shape[1] // block_bytes * values
+    decoded = torch.empty(rows.shape[0], columns, dtype=dtype)
+    step = max(1, CHUNK_VALUES // max(1, columns))
     for start in range(0, len(rows), step):
-        decoded[start : start + step] = torch.from_numpy(quants.dequantize(rows[start : start + step], tensor.type))
-    return decoded.view(tensor.shape)
+        chunk = np.ascontiguousarray(rows[start : start + step].numpy())
+        decoded[start : start + step] = torch.from_numpy(quants.dequantize(chunk, type))
+    return decoded
+
+
+def _mapped(tensor: Tensor) -> torch.Tensor:
+    return torch.from_numpy(np.memmap(tensor.path, np.uint8, mode="c", offset=tensor.offset, shape=(tensor.nbytes,)))

@@ -4,6 +4,8 @@
 from vllm_superl8.ops.act_quantize import act_and_mul_quantize
 from vllm_superl8.ops.activation import act, act_and_mul
 from vllm_superl8.ops.align import moe_align
+from vllm_superl8.ops.block_embedding import block_embedding
+from vllm_superl8.ops.block_gemm import block_gemm
 from vllm_superl8.ops.dense_attention import dense_attention
 from vllm_superl8.ops.gather import embedding, embedding_int8, vocab_parallel_embedding
 from vllm_superl8.ops.gemm import w8a8_gemm
@@ -24,6 +26,8 @@ __all__ = [
     "act_and_mul_quantize",
     "add_rms_norm_quantize",
     "apply_repetition_penalties",
+    "block_embedding",
+    "block_gemm",
     "dense_attention",
     "embedding",
     "embedding_int8",

@@ -12,7 +12,7 @@ def attend(
     """softmax(mask(softcap(query k^T * softmax_scale) + alibi)) v.
 
     query           (num_heads, q_len, head_dim) dtype of k
-    k, v            (num_kv_heads, keys, head_dim) float32 (float64 for tests)
+    k, v            (num_kv_heads, keys, head_dim) float32 or float64
     first_position  of the first query token among the keys
     the rest        as ops.paged_attention; sinks and alibi_slopes of any floating dtype
     returns         (num_heads, q_len, head_dim), dtype of k; zeros for a query token that sees no key

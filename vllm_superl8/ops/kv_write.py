@@ -22,9 +22,9 @@ def _check(key, value, kv_cache, slot_mapping, kv_format) -> KVLayout:
 
 
 def kv_cache_write_reference(key, value, kv_cache, slot_mapping, kv_format):
-    _check(key, value, kv_cache, slot_mapping, kv_format)
+    layout = _check(key, value, kv_cache, slot_mapping, kv_format)
     tokens = slot_mapping.numel()
-    kv.encode(kv_cache, key[:tokens], value[:tokens], slot_mapping.reshape(-1))
+    kv.encode(kv_cache, layout, key[:tokens], value[:tokens], slot_mapping.reshape(-1))
 
 
 def kv_cache_write_fake(key, value, kv_cache, slot_mapping, kv_format):

@@ -13,6 +13,9 @@ from vllm_superl8.ops.tuning import SHIPPED, Tile, Tuning
 GEMV_STEP = 512
 """Columns that one warp of the streaming kernel takes in a step (csrc/linear/int8_gemv.cuh)."""
 
+BLOCK_GEMV_STEP = 1024
+"""The same of the streaming kernel for weights in blocks (csrc/linear/block_gemv.cuh)."""
+
 GEMV_ROWS_A_WARP = 4
 """Weight rows that its warp takes."""
 
@@ -100,17 +103,30 @@ def fp16_us(tuning: Tuning, m: int, n: int, k: int, units: int) -> float:
     return (product + (widening_bytes + sums_bytes) / tuning.bytes_a_us) / units
 
 
-def k_warps_for(n: int, k: int, units: int, rows: int = 1) -> int:
+BLOCK_TILES = (
+    Tile(64, 64, blocks=1, full=0.70, sparse=0.70),
+    Tile(32, 64, blocks=2, full=0.60, sparse=0.50),
+)
+"""Tiles of weights in blocks (csrc/linear/block_gemm.cu). Reckoned from those with grouped scales, not measured."""
+
+
+def block_tile_for(m: int, n: int, units: int) -> str:
+    """Name of the tile with which m x n outputs of weights in blocks take the least time."""
+    return min(BLOCK_TILES, key=lambda tile: predicted_us(SHIPPED, tile, m, n, 1, 1, units)).name
+
+
+def k_warps_for(n: int, k: int, units: int, rows: int = 1, step: int = GEMV_STEP) -> int:
     """Warps that share the columns of a weight row in the streaming kernel: as few as fill the card.
 
     n, k   of the weights
     units  multiprocessors of the card
     rows   how often weights are streamed side by side (routed rows; all rows of one product count as one)
+    step   columns that a warp takes in a step
     """
     wanted = GEMV_WARPS_AN_SM * units
     warps = math.ceil(n / GEMV_ROWS_A_WARP) * rows
     split = 1
-    while split < 8 and warps * split < wanted and split * GEMV_STEP < k:
+    while split < 8 and warps * split < wanted and split * step < k:
         split *= 2
     return split
 

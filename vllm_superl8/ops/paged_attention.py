@@ -33,7 +33,7 @@ def paged_attention_reference(
     query, kv_cache, out, block_table, seq_lens, query_start_loc, max_query_len, num_splits, softmax_scale, kv_format,
     causal=True, sliding_window=0, logit_softcap=0.0, sinks=None, alibi_slopes=None,
 ):  # fmt: skip
-    _check(query, kv_cache, out, kv_format)
+    layout = _check(query, kv_cache, out, kv_format)
     page_size, head_dim = kv_cache.shape[2], query.shape[2]
     starts, lengths = query_start_loc.tolist(), seq_lens.tolist()
     for seq, seq_len in enumerate(lengths):
@@ -46,9 +46,10 @@ def paged_attention_reference(
         first_page = first_key // page_size
         pages = block_table[seq, first_page : -(-seq_len // page_size)].long()
         keys = slice(first_key - first_page * page_size, seq_len - first_page * page_size)
-        k, v = (x[:, keys] for x in kv.decode(kv_cache, pages, head_dim))
+        # In float64, so that a token's result, rounded, does not depend on the tokens that share its chunk.
+        k, v = (x[:, keys].double() for x in kv.decode(kv_cache, layout, pages, head_dim))
         seen = attend(
-            query[start:end].float().transpose(0, 1), k, v, first_position - first_key, softmax_scale, causal,
+            query[start:end].double().transpose(0, 1), k, v, first_position - first_key, softmax_scale, causal,
             sliding_window, logit_softcap, sinks, alibi_slopes,
         )  # fmt: skip
         out[start:end] = seen.transpose(0, 1)
@@ -74,7 +75,7 @@ def paged_attention_kernel(
     ):
         if tensor is not None and (tensor.dtype != dtype or tensor.stride(-1) != 1):
             raise ValueError(f"paged_attention: {name} must be contiguous {dtype}, got {tensor.dtype}")
-    if not layout.scale_bytes and query.dtype != kv_cache.dtype:
+    if not layout.quantized and query.dtype != kv_cache.dtype:
         query = query.to(kv_cache.dtype)  # scores are taken in the cache's type
     tokens, num_heads, head_dim = query.shape
     num_seqs, num_kv_heads = seq_lens.shape[0], kv_cache.shape[1]
@@ -133,7 +134,8 @@ def paged_attention_kernel(
         block_rows = 4 if (rows if short else group) <= 4 else 8
         module.attn_decode(layout.name, block_rows, min(rows, DECODE_ROWS), stream(query), **arguments)
     if prefills:
-        module.attn_prefill(layout.name, layout.k_bits // 8, tokens, stream(query), **arguments)
+        scale_bytes = sum(plane.groups(head_dim) * plane.scale_bytes for plane in (layout.k, layout.v))
+        module.attn_prefill(layout.name, layout.k.bits // 8, scale_bytes, tokens, stream(query), **arguments)
     if splits:
         module.attn_combine(stream(query), **arguments)
 
@@ -161,7 +163,7 @@ query_start_loc  (num_seqs + 1) int32
 max_query_len    host bound on a sequence's query tokens
 num_splits       parts that the keys of short queries are cut into, >= 1
 kv_format        "auto" for a floating-point cache (the query is rounded to its dtype), or a name of
-                 formats.layout.KV_LAYOUTS; with int8 the kernels quantise the query too, a row at a time
+                 formats.layout.KV_LAYOUTS; over a quantised one the kernels quantise the query too, a row at a time
 sliding_window   a token sees this many tokens, itself included; 0: all
 logit_softcap    c > 0: logits become c * tanh(logit / c)
 sinks            (num_heads) float32, an extra logit in every denominator

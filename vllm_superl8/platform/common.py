@@ -74,7 +74,7 @@ def attention_backend(platform, selected_backend, config) -> str | None:
     from vllm.platforms.interface import DeviceCapability
     from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
-    from vllm_superl8.attention import BACKEND_NAME, BACKEND_PATH
+    from vllm_superl8.attention import BACKEND_NAME, backend_path
     from vllm_superl8.attention.backend import Superl8AttentionBackend
 
     ours = AttentionBackendEnum[BACKEND_NAME]
@@ -83,7 +83,7 @@ def attention_backend(platform, selected_backend, config) -> str | None:
     capability = platform.get_device_capability() or DeviceCapability(7, 0)
     reasons = Superl8AttentionBackend.validate_configuration(device_capability=capability, **config._asdict())
     if not reasons:
-        return BACKEND_PATH
+        return backend_path(config.kv_cache_dtype)
     if selected_backend is ours:
         raise ValueError(f"attention backend {BACKEND_NAME} cannot serve {config}: {'; '.join(reasons)}")
     logger.warning("attention backend %s does not serve this layer (%s); asking vLLM", BACKEND_NAME, "; ".join(reasons))

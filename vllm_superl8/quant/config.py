@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""``--quantization superl8``: which layer gets which method."""
+"""``--quantization superl8``: which layer gets which method, whatever kind of checkpoint its weights come from."""
 
 from dataclasses import replace
 from typing import Any
@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from vllm.config import get_current_vllm_config_or_none
 from vllm.logger import init_logger
-from vllm.model_executor.layers.fused_moe import RoutedExperts
+from vllm.model_executor.layers.fused_moe import GateLinear, RoutedExperts
 from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
 from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
 from vllm.model_executor.layers.quantization import QUANTIZATION_METHODS, register_quantization_config
@@ -19,32 +19,57 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
     VocabParallelEmbedding,
 )
 
+from vllm_superl8.checkpoint.schemes import reader
+from vllm_superl8.quant.checkpoint.layers import NAME, PublishedWeights, takes_over
+from vllm_superl8.quant.checkpoint.source import Source, read
+from vllm_superl8.quant.container.layers import layers_in_force
+from vllm_superl8.quant.container.methods import ContainerWeights
 from vllm_superl8.quant.embedding import Int8EmbeddingMethod
-from vllm_superl8.quant.gguf.engine_args import LOAD_FORMAT
-from vllm_superl8.quant.linear import Int8LinearMethod
-from vllm_superl8.quant.moe import Int8MoEMethod
+from vllm_superl8.quant.gguf.engine_args import LOAD_FORMAT as GGUF
+from vllm_superl8.quant.gguf.methods import GgufWeights
+from vllm_superl8.quant.online import OnlineWeights, k_of
 from vllm_superl8.quant.options import Options
 
 logger = init_logger(__name__)
 
-NAME = "superl8"
+Weights = OnlineWeights | GgufWeights | ContainerWeights | PublishedWeights
+"""Kinds of checkpoint: each knows the methods of linear layers and of experts."""
 
 
 class Superl8Config(QuantizationConfig):
-    """Online W8A8: fp16, bf16 or fp32 weights are quantised layer by layer while they load.
+    """Every layer of a 16-bit checkpoint, quantised while it loads; of a quantised one those that are so there.
+
+    options  as given in a checkpoint of our own
+    scheme   quantisation config of a published checkpoint that checkpoint.schemes reads
 
     Raises ValueError for unknown or contradictory options (see quant.options).
     """
 
-    def __init__(self, options: Options | None = None):
+    def __init__(self, options: Options | None = None, scheme: dict[str, Any] | None = None):
         super().__init__()
         self._given = options
+        self._scheme = scheme
+        self._source: Source | None = None
+        self._mapper: Any = None
+        self._weights: Weights | None = None
 
     @property
-    def group_size(self) -> int:
-        """Columns that share a scale, in weights and activations; -1 for the whole row."""
+    def weights(self) -> Weights:
+        """The kind of checkpoint that is being loaded."""
+        if self._weights is None:
+            self._weights = self._weights_in_force()
+        return self._weights
+
+    def _weights_in_force(self) -> Weights:
+        packed = self.packed_modules_mapping
+        if self._source is not None:
+            return PublishedWeights(self.options, self._source, packed)
+        if (layers := layers_in_force(self._mapper)) is not None:
+            return ContainerWeights(self.options, layers, packed)
         config = get_current_vllm_config_or_none()
-        return self.options.group_size(config is not None and config.load_config.load_format == LOAD_FORMAT)
+        if config is not None and config.load_config.load_format == GGUF:
+            return GgufWeights(self.options)
+        return OnlineWeights(self.options)
 
     @property
     def options(self) -> Options:
@@ -70,7 +95,24 @@ class Superl8Config(QuantizationConfig):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "Superl8Config":
+        if reader(config) is not None:
+            return cls(scheme=config)
         return cls(Options.from_dict({key: value for key, value in config.items() if key != "quant_method"}))
+
+    @classmethod
+    def override_quantization_method(cls, hf_quant_cfg, user_quant, hf_config=None) -> str | None:
+        """Ours for the published checkpoints that are taken over (see checkpoint.layers)."""
+        return NAME if takes_over(hf_quant_cfg, user_quant, hf_config) else None
+
+    def maybe_update_config(self, model_name: str, hf_config=None, revision: str | None = None) -> None:
+        """Read what the checkpoint's files hold, which says better than any configuration what is quantised."""
+        if self._scheme is not None:
+            self._source = Source(read(model_name, revision, self._scheme))
+
+    def apply_vllm_mapper(self, hf_to_vllm_mapper) -> None:
+        self._mapper = hf_to_vllm_mapper
+        if self._source is not None:
+            self._source.rename(hf_to_vllm_mapper)
 
     def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> QuantizeMethodBase | None:
         options = self.options
@@ -80,13 +122,14 @@ class Superl8Config(QuantizationConfig):
             wanted = options.embedding and not self._ignores(prefix)
             return Int8EmbeddingMethod() if wanted else UnquantizedEmbeddingMethod()
         if isinstance(layer, LinearBase):
-            if self._ignores(prefix) or not _k_is_served(layer, prefix):
+            # Rounding a router sends tokens to other experts; most models of vLLM's leave theirs in 16 bit anyway.
+            if isinstance(layer, GateLinear) or self._ignores(prefix) or not _k_is_served(layer, prefix):
                 return UnquantizedLinearMethod()
-            return Int8LinearMethod(self.group_size)
+            return self.weights.linear(layer, prefix)
         if isinstance(layer, RoutedExperts):
             if not options.moe or self._ignores(prefix):
                 return UnquantizedFusedMoEMethod(layer.moe_config)
-            return Int8MoEMethod(layer.moe_config, self.group_size, prefix)
+            return self.weights.experts(layer, prefix)
         return None
 
     def _ignores(self, prefix: str) -> bool:
@@ -96,7 +139,7 @@ class Superl8Config(QuantizationConfig):
 
 
 def _k_is_served(layer: LinearBase, prefix: str) -> bool:
-    k = getattr(layer, "input_size_per_partition", layer.input_size)
+    k = k_of(layer)
     if k % 4:
         logger.warning("superl8: %s stays in 16 bit, its K of %d is not a multiple of 4", prefix, k)
     return k % 4 == 0

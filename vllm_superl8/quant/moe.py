@@ -80,10 +80,7 @@ class Int8MoEMethod(FusedMoEMethodBase):
         params_dtype: torch.dtype,
         **extra_weight_attrs,
     ) -> None:
-        if self.moe.has_bias:
-            raise ValueError(
-                f"superl8: {self.prefix} has experts with biases, which int8 does not serve; name it in option ignore"
-            )
+        self._refuse_biases()
         shards = 2 if self.moe.is_act_and_mul else 1
         shapes = {
             "w13_weight": (num_experts, shards * intermediate_size_per_partition, hidden_size),
@@ -94,6 +91,12 @@ class Int8MoEMethod(FusedMoEMethodBase):
             layer.register_parameter(name, weight)
             set_weight_attrs(weight, extra_weight_attrs)
         initialize_online_processing(layer)
+
+    def _refuse_biases(self) -> None:
+        if self.moe.has_bias:
+            raise ValueError(
+                f"superl8: {self.prefix} has experts with biases, which int8 does not serve; name it in option ignore"
+            )
 
     def get_fused_moe_quant_config(self, layer: torch.nn.Module) -> FusedMoEQuantConfig:
         return FusedMoEQuantConfig.make(

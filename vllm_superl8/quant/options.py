@@ -10,6 +10,9 @@ from dataclasses import dataclass, fields
 GROUP_SIZE = 128
 """Columns a group of the activation scheme "group128"; weights then have the same groups."""
 
+INT4_GROUP_SIZE = 64
+"""Columns a group of weights that are rounded to 4 bits while they load."""
+
 ACTIVATIONS = {"token": -1, "group128": GROUP_SIZE}
 """Activation scheme to group size along K; -1 is one scale a row."""
 
@@ -18,11 +21,16 @@ ACTIVATIONS = {"token": -1, "group128": GROUP_SIZE}
 class Options:
     """Choices of the method.
 
-    activation  "auto": "group128" for GGUF files, whose own scales are in groups, else "token".
+    activation  "auto": "token"; in GGUF files linear layers keep the file's own blocks and activations have a scale for
+                32 columns, experts take "group128".
                 "token": one scale a token and one a weight row (fastest).
                 "group128": one scale a token, or weight row, and 128 columns (more exact on models with outlier
                 channels); a K that is not a multiple of 128 is padded with zeros, in experts it keeps "token", which
                 the log says.
+    weight_bits None: 4 for layers that the checkpoint stores in 4 bits or fewer, else 8; GGUF blocks stay as they are.
+                8: 4-bit codes are multiplied as int8, exactly where they have groups of 128.
+                4: everything else is rounded to 4 bits in groups of 64 with zero points, too (half the memory, some
+                20 dB more error). Experts and vocabulary matrices have 8 bits.
     ignore      layers to leave in 16 bit: module names, fnmatch patterns or "re:" regular expressions
     moe         quantise routed experts too
     lm_head     quantise the LM head too
@@ -30,6 +38,7 @@ class Options:
     """
 
     activation: str = "auto"
+    weight_bits: int | None = None
     ignore: tuple[str, ...] = ()
     moe: bool = True
     lm_head: bool = False
@@ -38,6 +47,8 @@ class Options:
     def __post_init__(self):
         if self.activation not in (known := ("auto", *ACTIVATIONS)):
             raise ValueError(f"superl8 option activation={self.activation!r}: choose one of {', '.join(known)}")
+        if self.weight_bits not in (None, 4, 8) or isinstance(self.weight_bits, bool):
+            raise ValueError(f"superl8 option weight_bits={self.weight_bits!r}: choose 4 or 8, or leave it out")
         if isinstance(self.ignore, str) or not all(isinstance(name, str) for name in self.ignore):
             raise ValueError(f"superl8 option ignore={self.ignore!r}: wanted a list of module names or patterns")
         object.__setattr__(self, "ignore", tuple(self.ignore))
@@ -45,10 +56,9 @@ class Options:
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"superl8 option {name}={getattr(self, name)!r}: wanted true or false")
 
-    def group_size(self, is_gguf: bool) -> int:
-        """Columns that share a scale: 128, or -1 for the whole row."""
-        scheme = ("group128" if is_gguf else "token") if self.activation == "auto" else self.activation
-        return ACTIVATIONS[scheme]
+    def scheme(self, default: str) -> str:
+        """The activation scheme, `default` where the user leaves it to the kind of checkpoint."""
+        return default if self.activation == "auto" else self.activation
 
     @classmethod
     def from_dict(cls, given: dict) -> "Options":

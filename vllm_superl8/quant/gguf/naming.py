@@ -12,6 +12,7 @@ import gguf
 import torch
 
 from vllm_superl8.checkpoint.gguf_header import Header
+from vllm_superl8.quant.gguf import plugin
 
 Weights = Iterable[tuple[str, torch.Tensor]]
 
@@ -24,12 +25,10 @@ def naming(header: Header, hf_config: Any) -> tuple[dict[str, str], Callable[[We
 
     Raises ValueError naming the file when the adapter does not know the model.
     """
-    from vllm_gguf_plugin.weights_adapter import Gemma3GGUFAdapter, get_weights_adapter
-    from vllm_gguf_plugin.weights_adapter.gemma3 import build_gemma3_mapper
-
-    adapter = get_weights_adapter(hf_config)
-    if isinstance(adapter, Gemma3GGUFAdapter):
-        mapper = build_gemma3_mapper(is_multimodal=False)
+    adapters = plugin.module("weights_adapter")
+    adapter = adapters.get_weights_adapter(hf_config)
+    if isinstance(adapter, adapters.Gemma3GGUFAdapter):
+        mapper = plugin.module("weights_adapter.gemma3").build_gemma3_mapper(is_multimodal=False)
         stored = list(header.tensors)
         return dict(zip(stored, mapper.apply_list(stored), strict=True)), adapter.transform_weight
     if getattr(hf_config, "num_experts", 0):

@@ -9,8 +9,10 @@ import torch
 from vllm.logger import init_logger
 
 from vllm_superl8.checkpoint.gguf_config import architecture_of
-from vllm_superl8.checkpoint.gguf_header import Header
-from vllm_superl8.checkpoint.gguf_tensors import PLAIN, check_types, read
+from vllm_superl8.checkpoint.gguf_header import Header, Tensor
+from vllm_superl8.checkpoint.gguf_stored import StoredMatrix
+from vllm_superl8.checkpoint.gguf_tensors import PLAIN, check_types, read, stored_rows
+from vllm_superl8.formats.layout import GGML
 from vllm_superl8.quant.gguf.naming import checkpoint_shapes, naming
 
 logger = init_logger(__name__)
@@ -54,9 +56,14 @@ def check(header: Header, hf_config: Any) -> None:
         raise ValueError(f"{header.path}: tensor {stored} is missing; take another conversion of the model")
 
 
-def weights(header: Header, hf_config: Any, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
-    """(name, tensor) as the Hugging Face checkpoint has them, in `dtype`, each read when it is asked for."""
-    _log_types(header, dtype)
+def weights(
+    header: Header, hf_config: Any, dtype: torch.dtype, in_blocks: bool = True
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """(name, tensor) as the Hugging Face checkpoint has them, in `dtype`, each read when it is asked for.
+
+    Matrices whose type has a kernel come as StoredMatrix. in_blocks says, for the log, whether linear layers keep them.
+    """
+    _log_types(header, dtype, in_blocks)
     names, transform = naming(header, hf_config)
     for name, value in transform(_named(header, names, hf_config, dtype)):
         yield name, value.to(dtype)
@@ -68,13 +75,22 @@ def _named(header: Header, names: dict[str, str], hf_config: Any, dtype: torch.d
     for tensor in header.tensors.values():
         if tensor.name in IN_CONFIG:
             continue
-        # Norms stay exact until the adapter has taken 1 off them, where it does.
-        value = read(tensor, torch.float32 if len(tensor.shape) == 1 else dtype)
+        value = _value(tensor, dtype)
         kind = tensor.name.split(".")[-2]
         if paired and kind in heads:
-            value = split_rotary_pairs(value, heads[kind])
+            if isinstance(value, StoredMatrix):
+                value = value.with_blocks(split_rotary_pairs(value.blocks, heads[kind]))
+            else:
+                value = split_rotary_pairs(value, heads[kind])
         name = names[tensor.name]
         yield name, value.unsqueeze(0) if name.endswith(ONE_ROW) else value
+
+
+def _value(tensor: Tensor, dtype: torch.dtype) -> torch.Tensor:
+    if len(tensor.shape) == 2 and tensor.type.name in GGML:
+        return StoredMatrix(stored_rows(tensor), GGML[tensor.type.name], dtype)
+    # Norms stay exact until the adapter has taken 1 off them, where it does.
+    return read(tensor, torch.float32 if len(tensor.shape) == 1 else dtype)
 
 
 def split_rotary_pairs(weight: torch.Tensor, num_heads: int) -> torch.Tensor:
@@ -86,16 +102,15 @@ def split_rotary_pairs(weight: torch.Tensor, num_heads: int) -> torch.Tensor:
     return weight.unflatten(0, (num_heads, -1, 2)).transpose(1, 2).reshape(weight.shape)
 
 
-def _log_types(header: Header, dtype: torch.dtype) -> None:
+def _log_types(header: Header, dtype: torch.dtype, in_blocks: bool) -> None:
     target = str(dtype).removeprefix("torch.")
     for kind, count in Counter(tensor.type for tensor in header.tensors.values()).most_common():
         if kind in PLAIN:
-            logger.info("%s: %d tensors taken as they are, in %s", kind.name, count, target)
+            text = f"taken in {target}" + (", matrices of linear layers as Q8_0" if in_blocks else "")
+        elif in_blocks and kind.name in GGML:
+            text = f"kept as they are by linear layers (kernels block_gemm_{GGML[kind.name].name}), else in {target}"
+        elif in_blocks:
+            text = f"decoded to {target}, by linear layers as Q8_0, since {kind.name} has no kernel of its own"
         else:
-            logger.info(
-                "%s: %d tensors dequantised to %s at load, linear layers then to int8; native %s kernels are not used",
-                kind.name,
-                count,
-                target,
-                kind.name,
-            )
+            text = f"decoded to {target}, by linear layers as int8, as option activation asks"
+        logger.info("%s: %d tensors are %s", kind.name, count, text)
