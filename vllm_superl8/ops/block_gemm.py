@@ -8,6 +8,7 @@ from vllm_superl8.formats import blocks
 from vllm_superl8.formats.bits import UNIT
 from vllm_superl8.ops import linear
 from vllm_superl8.ops.registry import DTYPE_NAMES, ptr, register, stream
+from vllm_superl8.ops.tuning import SHIPPED
 
 CHUNK_VALUES = 1 << 18
 """Weights that the reference decodes at a time: 1 MB of float32, which stays in a core's cache."""
@@ -76,7 +77,7 @@ def block_gemm_kernel(module, x, x_scales, planes, format, bias, out_dtype):
         ptr(bias), m, n, k, stream(x),
     )  # fmt: skip
     units = multiprocessors(x.device)
-    if m <= linear.GEMV_MOST_ROWS:
+    if m <= SHIPPED.gemv_most_rows:
         module.block_gemv(linear.k_warps_for(n, k, units, step=linear.BLOCK_GEMV_STEP), *arguments)
     else:
         module.block_gemm(linear.block_tile_for(m, n, units), *arguments)
