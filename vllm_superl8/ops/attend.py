@@ -70,7 +70,7 @@ def _positions(first_position: int, q_len: int, device: torch.device) -> torch.T
 def _hidden(first_position, q_len, keys, causal, sliding_window, symmetric_window, device) -> torch.Tensor | None:
     """(q_len, keys) bool, True where a query token does not see a key; None if it sees all of them."""
     last_position = first_position + q_len - 1
-    ahead = 0 if causal else sliding_window - 1 if symmetric_window and sliding_window else keys
+    ahead = 0 if causal else sliding_window - 1 if symmetric_window and sliding_window else 1 << 30
     future = first_position + ahead < keys - 1
     past = sliding_window and last_position >= sliding_window
     if not future and not past:
