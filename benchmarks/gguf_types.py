@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Matrix products with GGUF weights in their own blocks, activations quantised in each call, at shapes of an 8B model."""
+"""Matrix products with GGUF weights in their own blocks, activations quantised in each call, at 8B layer shapes."""
 
 from collections.abc import Iterator
 
