@@ -75,7 +75,8 @@ class Superl8Config(QuantizationConfig):
     def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> QuantizeMethodBase | None:
         options = self.options
         in_blocks = options.in_blocks(_is_gguf())
-        own_vocabulary = in_blocks and not (options.lm_head or options.embedding)
+        # A tied head that is to stay in 16 bit needs an embedding that does, too.
+        own_vocabulary = in_blocks and not (options.lm_head or options.embedding or self._ignores("lm_head"))
         if isinstance(layer, VocabParallelEmbedding) and own_vocabulary and not self._ignores(prefix):
             return BlockEmbeddingMethod()
         if isinstance(layer, ParallelLMHead):
