@@ -110,7 +110,9 @@ class Superl8Config(QuantizationConfig):
     def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> QuantizeMethodBase | None:
         options = self.options
         if isinstance(layer, VocabParallelEmbedding):
-            return None if self._ignores(prefix) else self.weights.vocabulary(layer)
+            # A tied head that is to stay in 16 bit needs an embedding that does, too, where both have the file's bytes.
+            ignored = self._ignores(prefix) or (self.weights.in_blocks and self._ignores("lm_head"))
+            return None if ignored else self.weights.vocabulary(layer)
         if isinstance(layer, LinearBase):
             # Rounding a router sends tokens to other experts; most models of vLLM's leave theirs in 16 bit anyway.
             if isinstance(layer, GateLinear) or self._ignores(prefix) or not _k_is_served(layer, prefix):

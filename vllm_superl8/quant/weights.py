@@ -13,7 +13,12 @@ from vllm_superl8.quant.options import Options
 
 
 class Weights(ABC):
-    """One kind of checkpoint, with the user's options."""
+    """One kind of checkpoint, with the user's options.
+
+    in_blocks  whether layers keep the blocks of a GGUF file
+    """
+
+    in_blocks = False
 
     def __init__(self, options: Options):
         self.options = options
