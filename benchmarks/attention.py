@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from vllm_superl8.attention.metadata import num_decode_splits
+from vllm_superl8.device import multiprocessors
 from vllm_superl8.formats import kv
 from vllm_superl8.formats.layout import KV_LAYOUTS
 from vllm_superl8.ops import paged_attention, registry
@@ -73,7 +74,9 @@ def attention_row(case: Case) -> Row:
     block_table = torch.randperm(case.batch * pages, device="cuda", dtype=torch.int32).view(case.batch, pages)
     seq_lens = torch.full((case.batch,), case.context, device="cuda", dtype=torch.int32)
     query_start_loc = torch.arange(case.batch + 1, device="cuda", dtype=torch.int32) * case.q_len
-    splits = num_decode_splits(case.batch, NUM_KV_HEADS, case.context) if case.q_len == 1 else 1
+    splits = 1
+    if case.q_len == 1:
+        splits = num_decode_splits(case.batch, NUM_KV_HEADS, case.context, multiprocessors(torch.device("cuda")))
     kv_format = "int8" if case.kv_format == "int8" else "auto"
     caches = [make_cache(case) for _ in range(cold_copies(case.cache_bytes))]
     out = torch.empty_like(query)

@@ -332,7 +332,7 @@ __device__ __forceinline__ void attn_decode(const PagedParams& p) {
 #pragma unroll
         for (int n = 0; n < SCORES; n++) {
             const int key = step * STEP + my_key + n * LOAD_KEYS;
-            seen[n] = key >= row.begin && key < row.end;
+            seen[n] = row.sees(p, s, key);
             score[n] = paged_logit(p, score[n], slope, row.position - key);
             if (seen[n]) top = fmaxf(top, score[n]);
         }

@@ -167,7 +167,9 @@ __device__ __forceinline__ void attn_prefill(const PagedParams& p) {
     // Keys that every existing row of the block sees: tiles within need no masks.
     const int all_begin =
         p.window > 0 ? max(0, s.first_position + (min(row0 + ROWS, s.rows) - 1) / p.group - p.window + 1) : 0;
-    const int all_end = row0 + ROWS > s.rows ? 0 : p.causal ? s.first_position + row0 / p.group + 1 : s.seq_len;
+    const int all_end = row0 + ROWS > s.rows ? 0
+                        : p.ancestors        ? s.first_position
+                                             : min(s.seq_len, s.first_position + row0 / p.group + 1 + p.ahead);
 
     const int row_quads = p.head_dim / QUAD;
     auto fetch_k_quad = [&](int i, uint32_t* words) {
@@ -402,7 +404,7 @@ __device__ __forceinline__ void attn_prefill(const PagedParams& p) {
 #pragma unroll
                 for (int j = 0; j < LANE_KEYS; j++) {
                     const int key = first_key + slot + KEY_LANES * j;
-                    if (key < row.begin || key >= row.end) score[r][j] = -INFINITY;
+                    if (!row.sees(p, s, key)) score[r][j] = -INFINITY;
                 }
             }
         }

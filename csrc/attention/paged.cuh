@@ -25,6 +25,7 @@ struct PagedParams {
     const int* seq_lens;         // (num_seqs) keys, those of the query tokens included; 0: nothing to do
     const int* query_start_loc;  // (num_seqs + 1) first query token of each sequence
     const float* sinks;          // (num_heads) a logit that counts in the denominator only, or null
+    const uint32_t* ancestors;   // (tokens) bit i: sees query token i of its sequence, beside all keys before; or null
     const float* alibi_slopes;   // (num_heads) slope * (key - query position) is added to logits, or null
     float* partial_out;          // (num_seqs, num_kv_heads, partial_rows, num_splits, head_dim), null with one split
     float2* partial_stats;       // (num_seqs, num_kv_heads, partial_rows, num_splits) maximum, sum of exp2
@@ -38,7 +39,7 @@ struct PagedParams {
     int partial_rows;            // rows of a sequence and KV head that partials have room for
     int num_splits;              // parts of a sequence's keys in attn_decode
     int prefill_splits;          // and in attn_prefill: num_splits or 1
-    int causal;                  // 0: every key of the sequence
+    int ahead;                   // keys up to this many tokens after its own: 0 is causal, ALL_AHEAD every key
     int window;                  // > 0: keys fewer than this many tokens back
     float score_scale;           // softmax_scale, times log2(e) if there is no softcap
     float softcap, inv_softcap;  // c > 0: logits become c * tanh(logit / c)
@@ -46,6 +47,7 @@ struct PagedParams {
 
 enum FloatType { FP16, BF16, FP32 };
 
+constexpr int ALL_AHEAD = 1 << 30;
 constexpr int SPLIT_UNIT = 16;  // page_size is a multiple of this many tokens
 constexpr float LOG2E = 1.4426950408889634f;
 
@@ -84,7 +86,7 @@ struct PagedSequence {
         return p.window > 0 ? max(0, first_position + row / p.group - p.window + 1) : 0;
     }
     __device__ __forceinline__ int end(const PagedParams& p, int row, int count) const {
-        return p.causal ? max(0, first_position + (min(row + count, rows) - 1) / p.group + 1) : seq_len;
+        return max(0, min(seq_len, first_position + (min(row + count, rows) - 1) / p.group + 1 + p.ahead));
     }
 };
 
@@ -101,7 +103,11 @@ struct PagedRow {
         head = s.kv_head * p.group + (exists ? row % p.group : 0);
         position = s.first_position + in_sequence;
         begin = p.window > 0 ? max(0, position - p.window + 1) : 0;
-        end = exists ? (p.causal ? position + 1 : s.seq_len) : 0;
+        end = exists ? min(s.seq_len, position + 1 + p.ahead) : 0;
+    }
+    __device__ __forceinline__ bool sees(const PagedParams& p, const PagedSequence& s, int key) const {
+        if (key < begin || key >= end) return false;
+        return !p.ancestors || key < s.first_position || (p.ancestors[token] >> (key - s.first_position) & 1u);
     }
     __device__ __forceinline__ int64_t query_offset(const PagedParams& p) const {
         return token * p.query_token_stride + head * p.query_head_stride;
@@ -197,7 +203,10 @@ inline PagedParams paged_params(const py::kwargs& given) {
     p.query_type = type("query_type"), p.out_type = type("out_type");
     p.decode_rows = (int)number("decode_rows"), p.partial_rows = (int)number("partial_rows");
     p.num_splits = (int)number("num_splits"), p.prefill_splits = (int)number("prefill_splits");
-    p.causal = (int)number("causal"), p.window = (int)number("window");
+    p.ancestors = (const uint32_t*)address("ancestors");
+    const bool everything = p.ancestors || !number("causal");
+    p.window = (int)number("window");
+    p.ahead = !everything ? 0 : number("symmetric_window") && p.window > 0 ? p.window - 1 : ALL_AHEAD;
     const float scale = real("softmax_scale");
     p.softcap = real("softcap"), p.inv_softcap = p.softcap > 0.f ? 1.f / p.softcap : 0.f;
     p.score_scale = p.softcap > 0.f ? scale : scale * LOG2E;

@@ -172,10 +172,10 @@ __device__ __forceinline__ void block_tile(const BlockParams& p, const Rows& row
 
     const int no_sums[S::ROWS][S::COLUMNS] = {};
     if (q.out_type == OUT_FP16)
-        finish_tile<S, fp16_t>(q, rows, column0, shared_words, no_sums, totals);
+        finish_tile<S, fp16_t, false>(q, rows, column0, shared_words, no_sums, totals);
     else if (q.out_type == OUT_BF16)
-        finish_tile<S, bf16_t>(q, rows, column0, shared_words, no_sums, totals);
+        finish_tile<S, bf16_t, false>(q, rows, column0, shared_words, no_sums, totals);
     else
-        finish_tile<S, fp32_t>(q, rows, column0, shared_words, no_sums, totals);
+        finish_tile<S, fp32_t, false>(q, rows, column0, shared_words, no_sums, totals);
 }
 #endif

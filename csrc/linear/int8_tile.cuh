@@ -137,7 +137,7 @@ struct KSpan {
 };
 
 // Add the slices' sums through shared memory, scale, write. Each slice finishes its share of every round.
-template <class S, class T, bool PARTIAL, class Rows>
+template <class S, class T, bool PARTIAL = false, class Rows>
 __device__ __forceinline__ void finish_tile(const W8A8Params& p, const Rows& rows, int column0, uint32_t* shared_words,
                                             const int (&sums)[S::ROWS][S::COLUMNS],
                                             const float (&totals)[S::TOTAL_ROWS][S::COLUMNS]) {

@@ -38,6 +38,7 @@ FEATURES = {
     "alibi": {"alibi_slopes": torch.tensor([0.5, 0.25, 0.125, 0.01])},
     "bidirectional": {"causal": False},
     "bidirectional_window": {"causal": False, "sliding_window": 9},
+    "symmetric_window": {"causal": False, "sliding_window": 9, "symmetric_window": True},
     "everything": {
         "sliding_window": 20,
         "logit_softcap": 4.0,
@@ -87,7 +88,7 @@ class Batch:
     page_size: int = 16
     padding: int = 0
     seed: int = 0
-    options: dict = field(default_factory=dict)  # causal, sliding_window, logit_softcap, sinks, alibi_slopes
+    options: dict = field(default_factory=dict)  # of paged_attention, from causal on
 
     def __post_init__(self):
         generator = torch.Generator().manual_seed(self.seed)
@@ -166,6 +167,8 @@ class Batch:
             k, v = (x[:, :keys].double() for x in kv.decode(self.cache, self.layout, pages, self.head_dim))
             first = keys - (end - start)
             options = {"causal": True, **self.options}
+            if "ancestors" in options:
+                options["ancestors"] = options["ancestors"][start:end]
             seen = attend(query.transpose(0, 1), k, v, first, self.softmax_scale, **options)
             rows.append(seen.transpose(0, 1))
         return torch.cat(rows)

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from pages import EXACT, FEATURES, STORED, Batch
+from pages import EXACT, FEATURES, STORED, Batch, check
 
 from vllm_superl8.ops.attend import attend
 from vllm_superl8.ops.registry import OPS
@@ -31,7 +31,8 @@ def test_paged_attention_reference_is_attention_over_the_decoded_cache(kv_format
 
 
 @pytest.mark.parametrize(
-    "feature", ["plain", "window_16", "window_20", "alibi", "bidirectional", "bidirectional_window"]
+    "feature",
+    ["plain", "window_16", "window_20", "alibi", "bidirectional", "bidirectional_window", "symmetric_window"],
 )
 @pytest.mark.parametrize("query_len", [1, 7, 40])
 @pytest.mark.parametrize("group", [1, 2])
@@ -62,6 +63,67 @@ def test_a_token_that_sees_no_key_gives_zeros(feature):
     batch = Batch((4,), (2,), options=FEATURES.get(feature, {}))
     got = batch.call(REFERENCE)
     assert not got[:2].any() and got[2:].all(-1).any()
+
+
+@pytest.mark.parametrize(("kv_format", "dtype"), EXACT)
+def test_paged_attention_crosses_to_fewer_keys_than_query_tokens(kernels, kv_format, dtype):
+    # Cross attention: a prompt and a few decoded tokens over what an encoder left.
+    check(kernels, Batch((40, 3, 1), (20, 1, 17), kv_format, dtype, 4, 4, options={"causal": False}), 2)
+
+
+def tree(*parents):
+    """Ancestor masks of a tree of drafts, from the parent of each token (-1: none)."""
+    masks = []
+    for token, parent in enumerate(parents):
+        masks.append((masks[parent] if parent >= 0 else 0) | 1 << token)
+    return torch.tensor(masks, dtype=torch.int64).to(torch.int32)  # the last of 32 bits is the sign
+
+
+def test_a_tree_without_branches_is_causal_and_a_leaf_sees_its_path_only():
+    chain = tree(*range(-1, 4))
+    assert chain.tolist() == [1, 3, 7, 15, 31]
+    plain, as_tree = Batch((5,), (40,)), Batch((5,), (40,), options={"ancestors": chain})
+    assert torch.equal(plain.want(), as_tree.want())
+    # The second child of the root, asked alone, stands right behind the root.
+    generator = torch.Generator().manual_seed(0)
+    query, k, v = torch.randn(3, 1, 3, 8, generator=generator, dtype=torch.float64)
+    branches = attend(query, k, v, 0, 0.5, True, ancestors=tree(-1, 0, 0))
+    alone = attend(query[:, 2:], k[:, [0, 2]], v[:, [0, 2]], 1, 0.5, True)
+    assert relative_error(branches[:, 2:], alone) < 1e-12
+
+
+TREES = {
+    "one": (tree(-1),),
+    "binary": (tree(-1, 0, 0, 1, 1, 2, 2), tree(-1, 0)),
+    "wide": (tree(-1, *[0] * 15), tree(-1, 0, 1, 0)),
+    "two_roots": (tree(-1, -1, 0, 1),),
+    "all_bits": (tree(-1, *range(15), *[3] * 16),),
+}
+
+
+@pytest.mark.parametrize(("kv_format", "dtype"), EXACT)
+@pytest.mark.parametrize("num_splits", [1, 3])
+@pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(2, 2), (4, 1)])
+@pytest.mark.parametrize("shape", TREES)
+def test_paged_attention_verifies_trees(kernels, shape, num_heads, num_kv_heads, num_splits, kv_format, dtype):
+    # From one row to 128: attn_decode's and attn_prefill's.
+    masks = TREES[shape]
+    lens = tuple(len(mask) for mask in masks)
+    options = {"ancestors": torch.cat(masks), "logit_softcap": 5.0}
+    contexts = (70, 4)[: len(lens)]
+    batch = Batch(lens, contexts, kv_format, dtype, num_heads, num_kv_heads, options=options)
+    check(kernels, batch, num_splits)
+
+
+def test_paged_attention_refuses_trees_that_it_cannot_tell(kernels):
+    options = {"ancestors": torch.full((33,), -1, dtype=torch.int32)}
+    with pytest.raises(ValueError, match=r"up to 32 query tokens a sequence.*got 33 tokens, a window of 0"):
+        Batch((33,), (40,), options=options).call(kernels)
+    options = {"ancestors": tree(-1, 0), "sliding_window": 4}
+    with pytest.raises(ValueError, match="without sliding_window and alibi_slopes; got 2 tokens, a window of 4"):
+        Batch((2,), (40,), options=options).call(kernels)
+    with pytest.raises(ValueError, match=r"ancestors are \(3,\), query \(2, 4, 64\)"):
+        Batch((2,), (40,), options={"ancestors": tree(-1, 0, 1)}).call(kernels)
 
 
 @pytest.mark.parametrize("fault", FAULTS)

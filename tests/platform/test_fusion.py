@@ -69,7 +69,7 @@ def assert_equal(got, want):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("group_size", [-1, 128])
+@pytest.mark.parametrize("group_size", fusion.GROUP_SIZES)
 @pytest.mark.parametrize("readers", [1, 2])
 def test_norms_fuse_with_all_their_quantisations(dtype, group_size, readers):
     def function(x, weight):
@@ -131,7 +131,7 @@ def test_norms_that_others_need_stay(function):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("activation", fusion.GATED)
-@pytest.mark.parametrize("group_size", [-1, 128])
+@pytest.mark.parametrize("group_size", fusion.GROUP_SIZES)
 def test_gated_activations_fuse(dtype, activation, group_size):
     from vllm.model_executor.layers.activation import GeluAndMul, SiluAndMul
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Linear layers in blocks: mixed types, shares of a tensor-parallel rank, floats, and what is refused."""
+"""Layers in blocks: mixed types, shares of a tensor-parallel rank, floats, vocabularies, and what is refused."""
+
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,7 +10,7 @@ from vllm.model_executor import parameter
 
 from vllm_superl8.checkpoint.gguf_stored import StoredMatrix
 from vllm_superl8.formats.layout import LAYOUTS
-from vllm_superl8.quant.blocks import BlockLinearMethod
+from vllm_superl8.quant.blocks import BlockEmbeddingMethod, BlockLinearMethod
 
 from tolerances import Quality
 
@@ -122,4 +124,49 @@ def test_a_layer_that_got_less_than_its_rows_is_refused(rank):
     layer, method = created([16, 16])
     layer.weight.load_merged_column_weight(matrix("q4_0", 16), shard_id=1, shard_offset=16, shard_size=16)
     with pytest.raises(ValueError, match=r"model.layers.0.mlp has 32 rows, of which the file gave 0"):
+        method.process_weights_after_loading(layer)
+
+
+def vocabulary(first=0, last=40, padded=64):
+    """An embedding or LM head of tokens [first, last) of a padded vocabulary, and its method."""
+    layer, method = torch.nn.Module(), BlockEmbeddingMethod()
+    layer.shard_indices = SimpleNamespace(org_vocab_start_index=first, org_vocab_end_index=last)
+    layer.num_embeddings_per_partition, layer.embedding_dim = padded, K
+    method.create_weights(layer, K, [padded], K, padded, torch.float32, weight_loader=None)
+    return layer, method
+
+
+@pytest.mark.parametrize("kind", ["q6_k", "float"])
+def test_a_vocabulary_is_gathered_and_multiplied_as_it_is_stored(rank, kind):
+    layer, method = vocabulary()
+    stored_rows = matrix("q6_k", 40)
+    values = stored_rows.values()
+    layer.weight.weight_loader(layer.weight, values if kind == "float" else stored_rows)
+    head, _ = vocabulary()
+    method.tie_weights(head, layer)
+    for which in (head, layer, head):  # in any order, and twice
+        method.process_weights_after_loading(which)
+    ids = torch.tensor([[0, 39], [7, 7]])
+    assert torch.equal(method.embedding(layer, ids), values[ids])
+    x = activations()
+    logits = method.apply(head, x)
+    assert logits.shape == (2, 3, 64) and not logits[..., 40:].any()
+    assert Quality.of(logits[..., :40], x.double() @ values.double().T).sqnr_db > 30
+    held = {parameter.data_ptr(): parameter for which in (layer, head) for parameter in which.parameters()}
+    assert sum(parameter.numel() for parameter in held.values()) == (K if kind == "float" else K // 256 * 210) * 64
+
+
+def test_a_rank_holds_its_share_of_a_vocabulary(rank):
+    layer, method = vocabulary(first=20, last=40, padded=32)
+    whole = matrix("q8_0", 40)
+    layer.weight.weight_loader(layer.weight, whole)
+    method.process_weights_after_loading(layer)
+    ids = torch.arange(20)
+    assert torch.equal(method.embedding(layer, ids), whole.values()[20:])
+    assert not method.embedding(layer, ids + 20).any()
+
+
+def test_a_vocabulary_without_rows_is_refused(rank):
+    layer, method = vocabulary()
+    with pytest.raises(ValueError, match="gave no rows of a vocabulary"):
         method.process_weights_after_loading(layer)

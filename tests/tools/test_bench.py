@@ -101,7 +101,7 @@ def test_command_refuses_an_unknown_benchmark(capsys):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", ["attention", "gemm"])
+@pytest.mark.parametrize("name", ["attention", "gemm", "moe", "producers"])
 def test_benchmark_runs_and_checks_itself(name, tmp_path):
     assert cli.main(["bench", name, "--quick", "--out", str(tmp_path)]) == 0
     (path,) = tmp_path.glob(f"{name}-*.json")

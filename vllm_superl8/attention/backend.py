@@ -11,6 +11,7 @@ from vllm.v1.kv_cache_interface import KVCacheLayout
 from vllm_superl8.attention import BACKEND_NAME, kv_cache
 from vllm_superl8.attention.metadata import Superl8Metadata, Superl8MetadataBuilder
 from vllm_superl8.formats.layout import KV_LAYOUTS, KVLayout
+from vllm_superl8.ops.dense_attention import dense_attention
 from vllm_superl8.ops.kv_write import kv_cache_write
 from vllm_superl8.ops.paged_attention import paged_attention
 
@@ -19,9 +20,12 @@ PAGE_TOKENS = 16
 
 HEAD_DIMS = range(32, 257, 8)
 
+ATTENTION_TYPES = (AttentionType.DECODER, AttentionType.ENCODER_ONLY, AttentionType.ENCODER_DECODER)
+
 
 class Superl8AttentionBackend(AttentionBackend):
-    """Paged attention by our kernels: causal decoder layers, window, softcap, sinks, ALiBi, any GQA ratio."""
+    """Attention by our kernels: decoder and cross attention over the paged cache, encoder-only layers without one;
+    window, softcap, sinks, ALiBi, any GQA ratio."""
 
     kv_layout: ClassVar[KVLayout | None] = None
     """Format of a quantised cache; None: floating point."""
@@ -62,6 +66,10 @@ class Superl8AttentionBackend(AttentionBackend):
         if cls.kv_layout is None:
             return spec
         return replace(spec, state_content_bytes=cls.kv_layout.token_bytes(spec.head_size))
+
+    @classmethod
+    def supports_attn_type(cls, attn_type: str) -> bool:
+        return attn_type in ATTENTION_TYPES
 
     @classmethod
     def supports_sink(cls) -> bool:
@@ -116,8 +124,10 @@ class Superl8AttentionImpl(AttentionImpl[Superl8Metadata]):
     ) -> None:
         if unknown:
             raise ValueError(f"attention backend {BACKEND_NAME} does not know {', '.join(sorted(unknown))}")
-        if attn_type != AttentionType.DECODER:
-            raise ValueError(f"attention backend {BACKEND_NAME} serves decoder layers, not {attn_type}")
+        if attn_type not in ATTENTION_TYPES:
+            raise ValueError(f"attention backend {BACKEND_NAME} serves {', '.join(ATTENTION_TYPES)}, not {attn_type}")
+        if attn_type == AttentionType.ENCODER_ONLY and sinks is not None:
+            raise ValueError(f"attention backend {BACKEND_NAME} has no sinks in encoder-only layers")
         self.num_heads = num_heads
         self.head_size = head_size
         self.scale = scale
@@ -137,7 +147,10 @@ class Superl8AttentionImpl(AttentionImpl[Superl8Metadata]):
             self.sinks = self.sinks.float()
 
     def do_kv_cache_update(self, layer, key, value, kv_cache, slot_mapping) -> None:
-        """Write key and value (tokens, num_kv_heads, head_size) to their slots; -1 marks padding."""
+        """Write key and value (tokens, num_kv_heads, head_size) to their slots; -1 marks padding. Encoder-only layers
+        have no cache."""
+        if self.attn_type == AttentionType.ENCODER_ONLY:
+            return
         kv_cache_write(key, value, kv_cache, slot_mapping, self.kv_format)
 
     def forward(
@@ -152,13 +165,20 @@ class Superl8AttentionImpl(AttentionImpl[Superl8Metadata]):
         output_scale: torch.Tensor | None = None,
         output_block_scale: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Attend query (tokens, num_heads, head_size) over the cache into output, which is returned."""
+        """Attend query (tokens, num_heads, head_size) over the cache, in an encoder-only layer over key and value; into
+        output, which is returned."""
         if output_scale is not None or output_block_scale is not None:
             raise ValueError(f"attention backend {BACKEND_NAME} does not quantise its output")
         if attn_metadata is None:  # vLLM's memory profiling run
             return output.zero_()
         if self.alibi_slopes is not None and self.alibi_slopes.device != query.device:
             self.alibi_slopes = self.alibi_slopes.to(query.device)
+        if self.attn_type == AttentionType.ENCODER_ONLY:
+            dense_attention(
+                query, key, value, output, attn_metadata.query_start_loc, attn_metadata.max_query_len, self.scale,
+                attn_metadata.causal, self.sliding_window, self.logits_soft_cap, self.alibi_slopes,
+            )  # fmt: skip
+            return output
         paged_attention(
             query,
             kv_cache,

@@ -7,12 +7,14 @@ from typing import ClassVar
 import torch
 from vllm.v1.attention.backend import AttentionCGSupport, AttentionMetadataBuilder, CommonAttentionMetadata
 
+from vllm_superl8.device import multiprocessors
+
 MAX_DECODE_QUERY_TOKENS = 16
 """Query tokens a sequence up to which one launch serves a whole decode batch (speculative verification)."""
 
-TARGET_BLOCKS = 512
-"""Thread blocks that a decode launch aims for: about two resident on each of up to 256 multiprocessors, so that
-long contexts of few sequences are split over the card."""
+BLOCKS_PER_MULTIPROCESSOR = 4
+"""Thread blocks that a decode launch aims for on each multiprocessor, so that long contexts of few sequences are split
+over the card: as many as attn_decode has resident up to head_dim 64, one and a third times as many above."""
 
 MIN_SPLIT_TOKENS = 256
 """Context tokens a split is worth having for."""
@@ -41,9 +43,9 @@ class Superl8Metadata:
     causal: bool
 
 
-def num_decode_splits(num_seqs: int, num_kv_heads: int, max_seq_len: int) -> int:
+def num_decode_splits(num_seqs: int, num_kv_heads: int, max_seq_len: int, multiprocessors: int) -> int:
     """How many parts to cut a context into, from host numbers alone, so that a CUDA graph may keep it."""
-    wanted = -(-TARGET_BLOCKS // max(1, num_seqs * num_kv_heads))
+    wanted = -(-BLOCKS_PER_MULTIPROCESSOR * multiprocessors // max(1, num_seqs * num_kv_heads))
     worth = -(-max_seq_len // MIN_SPLIT_TOKENS)
     return max(1, min(wanted, worth, 64))
 
@@ -71,7 +73,9 @@ class Superl8MetadataBuilder(AttentionMetadataBuilder[Superl8Metadata]):
             block_table=common.block_table_tensor,
             slot_mapping=common.slot_mapping,
             max_query_len=common.max_query_len,
-            num_splits=num_decode_splits(common.num_reqs, self.kv_cache_spec.num_kv_heads, common.max_seq_len),
+            num_splits=num_decode_splits(
+                common.num_reqs, self.kv_cache_spec.num_kv_heads, common.max_seq_len, multiprocessors(self.device)
+            ),
             causal=common.causal,
         )
 

@@ -117,7 +117,7 @@ def decode(planes: list[torch.Tensor], layout: Layout) -> Decoded:
 def dequantize(planes: list[torch.Tensor], layout: Layout) -> torch.Tensor:
     """The values (n, k) float32 of planes."""
     found = decode(planes, layout)
-    values = found.codes * found.scales.unsqueeze(-1)
+    values = found.codes.float().mul_(found.scales.unsqueeze(-1))
     if found.minima is not None:
         values += found.minima.unsqueeze(-1)
     return values.flatten(1)

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 
 def attend(
     query, k, v, first_position, softmax_scale, causal, sliding_window=0, logit_softcap=0.0, sinks=None,
-    alibi_slopes=None,
+    alibi_slopes=None, symmetric_window=False, ancestors=None,
 ):  # fmt: skip
     """softmax(mask(softcap(query k^T * softmax_scale) + alibi)) v.
 
@@ -22,7 +22,10 @@ def attend(
     """
     num_heads, q_len, head_dim = query.shape
     num_kv_heads, keys, _ = k.shape
-    hidden = _hidden(first_position, q_len, keys, causal, sliding_window, k.device)
+    if ancestors is None:
+        hidden = _hidden(first_position, q_len, keys, causal, sliding_window, symmetric_window, k.device)
+    else:
+        hidden = _outside_tree(first_position, ancestors, keys)
     distance = None
     if alibi_slopes is not None:
         distance = _positions(first_position, q_len, k.device)[:, None] - torch.arange(keys, device=k.device)
@@ -64,14 +67,21 @@ def _positions(first_position: int, q_len: int, device: torch.device) -> torch.T
     return torch.arange(first_position, first_position + q_len, device=device)
 
 
-def _hidden(first_position, q_len, keys, causal, sliding_window, device) -> torch.Tensor | None:
+def _hidden(first_position, q_len, keys, causal, sliding_window, symmetric_window, device) -> torch.Tensor | None:
     """(q_len, keys) bool, True where a query token does not see a key; None if it sees all of them."""
     last_position = first_position + q_len - 1
-    future = causal and first_position < keys - 1
+    ahead = 0 if causal else sliding_window - 1 if symmetric_window and sliding_window else 1 << 30
+    future = first_position + ahead < keys - 1
     past = sliding_window and last_position >= sliding_window
     if not future and not past:
         return None
     distance = _positions(first_position, q_len, device)[:, None] - torch.arange(keys, device=device)
     if not past:
-        return distance < 0
-    return (distance < 0) | (distance >= sliding_window) if causal else distance >= sliding_window
+        return distance < -ahead
+    return (distance < -ahead) | (distance >= sliding_window)
+
+
+def _outside_tree(first_position, ancestors, keys) -> torch.Tensor:
+    """(q_len, keys) bool, True for the query tokens whose bit is not set."""
+    place = torch.arange(keys, device=ancestors.device) - first_position
+    return (place >= 0) & (ancestors.long()[:, None] >> place.clamp(min=0) & 1 == 0)

@@ -52,8 +52,11 @@ def block_gemm_reference(x, x_scales, planes, format, bias, out_dtype):
     out = torch.empty(rows.shape[0], n, dtype=torch.float32, device=x.device)
     step = max(1, CHUNK_VALUES // k)
     for start in range(0, n, step):
-        chunk = [plane[start : start + step] for plane in planes]
-        out[:, start : start + step] = rows @ blocks.dequantize(chunk, layout).T
+        found = blocks.decode([plane[start : start + step] for plane in planes], layout)
+        out[:, start : start + step] = rows @ found.codes.float().mul_(found.scales.unsqueeze(-1)).flatten(1).T
+        if found.minima is not None:  # times sums of x, as the kernels do it
+            sums = rows.unflatten(1, (found.minima.shape[1], -1)).sum(-1)
+            out[:, start : start + step] += sums @ found.minima.T
     if bias is not None:
         out += bias.float()
     return out.to(out_dtype).reshape(*x.shape[:-1], n)
@@ -76,7 +79,7 @@ def block_gemm_kernel(module, x, x_scales, planes, format, bias, out_dtype):
         ptr(bias), m, n, k, stream(x),
     )  # fmt: skip
     units = multiprocessors(x.device)
-    if m <= linear.GEMV_MOST_ROWS:
+    if m <= linear.BLOCK_GEMV_MOST_ROWS:
         module.block_gemv(linear.k_warps_for(n, k, units, step=linear.BLOCK_GEMV_STEP), *arguments)
     else:
         module.block_gemm(linear.block_tile_for(m, n, units), *arguments)

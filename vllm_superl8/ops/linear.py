@@ -103,6 +103,9 @@ def fp16_us(tuning: Tuning, m: int, n: int, k: int, units: int) -> float:
     return (product + (widening_bytes + sums_bytes) / tuning.bytes_a_us) / units
 
 
+BLOCK_GEMV_MOST_ROWS = 8
+"""Rows of x up to which weights in blocks are streamed: as many as the kernel takes."""
+
 BLOCK_TILES = (
     Tile(64, 64, blocks=1, full=0.70, sparse=0.70),
     Tile(32, 64, blocks=2, full=0.60, sparse=0.50),

@@ -13,6 +13,9 @@ DECODE_ROWS = 32
 """Rows (query tokens times heads of a group) up to which a sequence is attn_decode's: it takes four or eight rows a
 pass and reads K and V again for each, from L2 if the passes run side by side; attn_prefill takes 64 at a time."""
 
+MAX_TREE_TOKENS = 32
+"""Bits of an ancestor mask."""
+
 SPLIT_QUERY_LEN = 16
 """Longest query up to which attn_prefill splits the keys of a sequence too. Longer ones fill the card with their rows,
 and partial results would take num_splits times the memory of the output in float32."""
@@ -29,11 +32,26 @@ def _check(query, kv_cache, out, kv_format) -> KVLayout:
     return layout
 
 
+def _check_tree(ancestors, query, max_query_len, sliding_window, alibi_slopes) -> None:
+    if ancestors is None:
+        return
+    if max_query_len > MAX_TREE_TOKENS or sliding_window or alibi_slopes is not None:
+        raise ValueError(
+            f"paged_attention: ancestors take up to {MAX_TREE_TOKENS} query tokens a sequence, without sliding_window "
+            f"and alibi_slopes; got {max_query_len} tokens, a window of {sliding_window}"
+            f"{'' if alibi_slopes is None else ' and alibi_slopes'}"
+        )
+    if ancestors.shape != query.shape[:1]:
+        raise ValueError(f"paged_attention: ancestors are {tuple(ancestors.shape)}, query {tuple(query.shape)}")
+
+
 def paged_attention_reference(
     query, kv_cache, out, block_table, seq_lens, query_start_loc, max_query_len, num_splits, softmax_scale, kv_format,
-    causal=True, sliding_window=0, logit_softcap=0.0, sinks=None, alibi_slopes=None,
+    causal=True, sliding_window=0, logit_softcap=0.0, sinks=None, alibi_slopes=None, symmetric_window=False,
+    ancestors=None,
 ):  # fmt: skip
     layout = _check(query, kv_cache, out, kv_format)
+    _check_tree(ancestors, query, max_query_len, sliding_window, alibi_slopes)
     page_size, head_dim = kv_cache.shape[2], query.shape[2]
     starts, lengths = query_start_loc.tolist(), seq_lens.tolist()
     for seq, seq_len in enumerate(lengths):
@@ -50,7 +68,8 @@ def paged_attention_reference(
         k, v = (x[:, keys].double() for x in kv.decode(kv_cache, layout, pages, head_dim))
         seen = attend(
             query[start:end].double().transpose(0, 1), k, v, first_position - first_key, softmax_scale, causal,
-            sliding_window, logit_softcap, sinks, alibi_slopes,
+            sliding_window, logit_softcap, sinks, alibi_slopes, symmetric_window,
+            None if ancestors is None else ancestors[start:end],
         )  # fmt: skip
         out[start:end] = seen.transpose(0, 1)
 
@@ -61,9 +80,11 @@ def paged_attention_fake(*_, **__):
 
 def paged_attention_kernel(
     module, query, kv_cache, out, block_table, seq_lens, query_start_loc, max_query_len, num_splits, softmax_scale,
-    kv_format, causal=True, sliding_window=0, logit_softcap=0.0, sinks=None, alibi_slopes=None,
+    kv_format, causal=True, sliding_window=0, logit_softcap=0.0, sinks=None, alibi_slopes=None, symmetric_window=False,
+    ancestors=None,
 ):  # fmt: skip
     layout = _check(query, kv_cache, out, kv_format)
+    _check_tree(ancestors, query, max_query_len, sliding_window, alibi_slopes)
     if query.stride(2) != 1 or out.stride(2) != 1:
         raise ValueError("paged_attention: the last dimension of query and out must be contiguous")
     for name, tensor, dtype in (
@@ -72,6 +93,7 @@ def paged_attention_kernel(
         ("query_start_loc", query_start_loc, torch.int32),
         ("sinks", sinks, torch.float32),
         ("alibi_slopes", alibi_slopes, torch.float32),
+        ("ancestors", ancestors, torch.int32),
     ):
         if tensor is not None and (tensor.dtype != dtype or tensor.stride(-1) != 1):
             raise ValueError(f"paged_attention: {name} must be contiguous {dtype}, got {tensor.dtype}")
@@ -104,6 +126,7 @@ def paged_attention_kernel(
         "query_start_loc": ptr(query_start_loc),
         "sinks": ptr(sinks),
         "alibi_slopes": ptr(alibi_slopes),
+        "ancestors": ptr(ancestors),
         "partial_out": ptr(partial_out),
         "partial_stats": ptr(partial_stats),
         "page_stride": kv_cache.stride(0) * size,
@@ -125,6 +148,7 @@ def paged_attention_kernel(
         "num_splits": num_splits,
         "prefill_splits": prefill_splits,
         "causal": causal,
+        "symmetric_window": symmetric_window,
         "window": sliding_window,
         "softmax_scale": softmax_scale,
         "softcap": logit_softcap,
@@ -144,7 +168,8 @@ paged_attention = register(
     "paged_attention",
     "(Tensor query, Tensor kv_cache, Tensor(a!) out, Tensor block_table, Tensor seq_lens, Tensor query_start_loc, "
     "int max_query_len, int num_splits, float softmax_scale, str kv_format, bool causal=True, int sliding_window=0, "
-    "float logit_softcap=0.0, Tensor? sinks=None, Tensor? alibi_slopes=None) -> ()",
+    "float logit_softcap=0.0, Tensor? sinks=None, Tensor? alibi_slopes=None, bool symmetric_window=False, "
+    "Tensor? ancestors=None) -> ()",
     reference=paged_attention_reference,
     fake=paged_attention_fake,
     kernel=paged_attention_kernel,
@@ -164,10 +189,15 @@ max_query_len    host bound on a sequence's query tokens
 num_splits       parts that the keys of short queries are cut into, >= 1
 kv_format        "auto" for a floating-point cache (the query is rounded to its dtype), or a name of
                  formats.layout.KV_LAYOUTS; over a quantised one the kernels quantise the query too, a row at a time
+causal           False: a token sees keys after its own position too
 sliding_window   a token sees this many tokens, itself included; 0: all
+symmetric_window with a window and without causal: and as many on the other side; else all after it
 logit_softcap    c > 0: logits become c * tanh(logit / c)
 sinks            (num_heads) float32, an extra logit in every denominator
 alibi_slopes     (num_heads) float32, adds slope * (key - query position)
+ancestors        (tokens) int32, in place of causal for a tree of drafts: bit i of a token says whether it sees query
+                 token i of its sequence (its own among them); it sees all keys before the query tokens. At most 32
+                 query tokens a sequence, without sliding_window and alibi_slopes, which go by the order of the keys
 
 A query token that sees no key gives zeros. With max_query_len and num_splits given, a sequence's result does not depend
 on the other sequences. Raises ValueError for a cache that does not fit.

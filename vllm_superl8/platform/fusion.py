@@ -38,7 +38,8 @@ GATED = {
 }
 """Gated activations of vLLM's layers, as their forward_native writes them: f(gate) * up."""
 
-GROUP_SIZES = (-1, 128)
+GROUP_SIZES = (-1, 32, 128)
+"""What layers quantise their inputs by: the row, units of weights in blocks or 4 bits, "group128"."""
 
 SOURCE = Path(__file__).read_text()
 """Part of the key of compiled graphs: they are made anew when a pass changes."""

@@ -13,27 +13,20 @@ from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMetho
 from vllm.model_executor.layers.quantization import QUANTIZATION_METHODS, register_quantization_config
 from vllm.model_executor.layers.quantization.base_config import QuantizationConfig, QuantizeMethodBase
 from vllm.model_executor.layers.quantization.compressed_tensors.utils import should_ignore_layer
-from vllm.model_executor.layers.vocab_parallel_embedding import (
-    ParallelLMHead,
-    UnquantizedEmbeddingMethod,
-    VocabParallelEmbedding,
-)
+from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
 from vllm_superl8.checkpoint.schemes import reader
 from vllm_superl8.quant.checkpoint.layers import NAME, PublishedWeights, takes_over
 from vllm_superl8.quant.checkpoint.source import Source, read
 from vllm_superl8.quant.container.layers import layers_in_force
 from vllm_superl8.quant.container.methods import ContainerWeights
-from vllm_superl8.quant.embedding import Int8EmbeddingMethod
 from vllm_superl8.quant.gguf.engine_args import LOAD_FORMAT as GGUF
 from vllm_superl8.quant.gguf.methods import GgufWeights
 from vllm_superl8.quant.online import OnlineWeights, k_of
 from vllm_superl8.quant.options import Options
+from vllm_superl8.quant.weights import Weights
 
 logger = init_logger(__name__)
-
-Weights = OnlineWeights | GgufWeights | ContainerWeights | PublishedWeights
-"""Kinds of checkpoint: each knows the methods of linear layers and of experts."""
 
 
 class Superl8Config(QuantizationConfig):
@@ -116,11 +109,8 @@ class Superl8Config(QuantizationConfig):
 
     def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> QuantizeMethodBase | None:
         options = self.options
-        if isinstance(layer, ParallelLMHead):
-            return Int8EmbeddingMethod() if options.lm_head and not self._ignores(prefix) else None
         if isinstance(layer, VocabParallelEmbedding):
-            wanted = options.embedding and not self._ignores(prefix)
-            return Int8EmbeddingMethod() if wanted else UnquantizedEmbeddingMethod()
+            return None if self._ignores(prefix) else self.weights.vocabulary(layer)
         if isinstance(layer, LinearBase):
             # Rounding a router sends tokens to other experts; most models of vLLM's leave theirs in 16 bit anyway.
             if isinstance(layer, GateLinear) or self._ignores(prefix) or not _k_is_served(layer, prefix):

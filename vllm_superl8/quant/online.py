@@ -12,6 +12,7 @@ from vllm_superl8.quant.int4_linear import Int4LinearMethod
 from vllm_superl8.quant.linear import Int8LinearMethod
 from vllm_superl8.quant.moe import Int8MoEMethod
 from vllm_superl8.quant.options import ACTIVATIONS, INT4_GROUP_SIZE, Options
+from vllm_superl8.quant.weights import Weights
 
 logger = init_logger(__name__)
 
@@ -21,17 +22,16 @@ def k_of(layer: torch.nn.Module) -> int:
     return getattr(layer, "input_size_per_partition", layer.input_size)
 
 
-class OnlineWeights:
+class OnlineWeights(Weights):
     """A 16-bit checkpoint."""
 
     default_scheme = "token"
 
     def __init__(self, options: Options):
-        self.options = options
+        super().__init__(options)
         self.group_size = ACTIVATIONS[options.scheme(self.default_scheme)]
 
     def linear(self, layer: LinearBase, prefix: str) -> QuantizeMethodBase:
-        """The method of the linear layer at `prefix`."""
         if self.options.weight_bits == 4:
             if size := int4_group_size(INT4_GROUP_SIZE, k_of(layer)):
                 return Int4LinearMethod(size)
@@ -39,5 +39,4 @@ class OnlineWeights:
         return Int8LinearMethod(self.group_size)
 
     def experts(self, layer: RoutedExperts, prefix: str) -> QuantizeMethodBase:
-        """The method of the routed experts at `prefix`."""
         return Int8MoEMethod(layer.moe_config, self.group_size, prefix)

@@ -21,8 +21,8 @@ ACTIVATIONS = {"token": -1, "group128": GROUP_SIZE}
 class Options:
     """Choices of the method.
 
-    activation  "auto": "token"; in GGUF files linear layers keep the file's own blocks and activations have a scale for
-                32 columns, experts take "group128".
+    activation  "auto": "token"; of a GGUF file linear layers, embedding and LM head keep the blocks and activations
+                have a scale for 32 columns, experts take "group128".
                 "token": one scale a token and one a weight row (fastest).
                 "group128": one scale a token, or weight row, and 128 columns (more exact on models with outlier
                 channels); a K that is not a multiple of 128 is padded with zeros, in experts it keeps "token", which

@@ -18,6 +18,7 @@ from vllm_superl8.quant.checkpoint.stream import quantization_config
 from vllm_superl8.quant.checkpoint.targets import choose
 from vllm_superl8.quant.online import k_of
 from vllm_superl8.quant.options import Options
+from vllm_superl8.quant.weights import Weights
 
 logger = init_logger(__name__)
 
@@ -57,17 +58,17 @@ def _leave_kv_cache_in_16_bit(config: dict[str, Any]) -> None:
                 )
 
 
-class PublishedWeights:
+class PublishedWeights(Weights):
     """A checkpoint that checkpoint.schemes reads: layers are quantised that are so there.
 
     packed  name of a fused module to those of its parts
     """
 
     def __init__(self, options: Options, source: Source, packed: dict[str, list[str]]):
-        self.options, self.source, self.packed = options, source, packed
+        super().__init__(options)
+        self.source, self.packed = source, packed
 
     def linear(self, layer: LinearBase, prefix: str) -> QuantizeMethodBase:
-        """The method of the linear layer at `prefix`."""
         parts = self.source.parts(prefix, self.packed)
         stored = [part for part in parts if part is not None]
         if len(stored) < len(parts):
@@ -82,7 +83,6 @@ class PublishedWeights:
         return method(stored, choose(stored, k, k != layer.input_size, self.options, prefix))
 
     def experts(self, layer: RoutedExperts, prefix: str) -> QuantizeMethodBase:
-        """The method of the routed experts at `prefix`."""
         parts = self.source.experts(prefix)
         wanted = layer.moe_config.num_logical_experts * (3 if layer.moe_config.is_act_and_mul else 2)
         if len(parts) == wanted:

@@ -12,11 +12,12 @@ from vllm_superl8.quant.linear import Int8LinearMethod
 from vllm_superl8.quant.moe import Int8MoEMethod
 from vllm_superl8.quant.options import GROUP_SIZE, Options
 from vllm_superl8.quant.stored import StoredInt8LinearMethod, StoredInt8MoEMethod
+from vllm_superl8.quant.weights import Weights
 
 logger = init_logger(__name__)
 
 
-class ContainerWeights:
+class ContainerWeights(Weights):
     """A ``.superl8`` file: int8 codes are taken as they are.
 
     packed  name of a fused module to those of its parts
@@ -28,10 +29,10 @@ class ContainerWeights:
                 f"superl8 option weight_bits={options.weight_bits}: the .superl8 file says how many bits its weights "
                 "have; leave it out"
             )
-        self.options, self.layers, self.packed = options, layers, packed
+        super().__init__(options)
+        self.layers, self.packed = layers, packed
 
     def linear(self, layer: LinearBase, prefix: str) -> QuantizeMethodBase:
-        """The method of the linear layer at `prefix`."""
         stored = self.layers.linear(prefix, self.packed)
         if stored.kind == "raw":
             return UnquantizedLinearMethod()
@@ -42,7 +43,6 @@ class ContainerWeights:
         return StoredInt8LinearMethod(stored.names, max(stored.group_sizes.values()), group_size, prefix)
 
     def experts(self, layer: RoutedExperts, prefix: str) -> QuantizeMethodBase:
-        """The method of the routed experts at `prefix`."""
         stored = self.layers.experts(prefix)
         if stored.kind == "raw":
             return UnquantizedFusedMoEMethod(layer.moe_config)

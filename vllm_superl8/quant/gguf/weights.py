@@ -61,7 +61,7 @@ def weights(
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """(name, tensor) as the Hugging Face checkpoint has them, in `dtype`, each read when it is asked for.
 
-    Matrices whose type has a kernel come as StoredMatrix. in_blocks says, for the log, whether linear layers keep them.
+    Matrices whose type has a kernel come as StoredMatrix. in_blocks says, for the log, whether layers keep them.
     """
     _log_types(header, dtype, in_blocks)
     names, transform = naming(header, hf_config)
@@ -108,7 +108,7 @@ def _log_types(header: Header, dtype: torch.dtype, in_blocks: bool) -> None:
         if kind in PLAIN:
             text = f"taken in {target}" + (", matrices of linear layers as Q8_0" if in_blocks else "")
         elif in_blocks and kind.name in GGML:
-            text = f"kept as they are by linear layers (kernels block_gemm_{GGML[kind.name].name}), else in {target}"
+            text = f"kept as they are (kernels block_gemm_{GGML[kind.name].name}), in experts decoded to {target}"
         elif in_blocks:
             text = f"decoded to {target}, by linear layers as Q8_0, since {kind.name} has no kernel of its own"
         else:
