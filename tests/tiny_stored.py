@@ -178,6 +178,12 @@ def awq(group_size: int) -> Scheme:
     return Scheme(config, pack)
 
 
+def auto_round(like: Scheme, packing: str) -> Scheme:
+    config = {**like.config, "quant_method": "auto-round", "packing_format": f"auto_round:{packing}"}
+    del config["checkpoint_format" if packing == "auto_gptq" else "version"]
+    return Scheme(config, like.pack)
+
+
 def fp8(block: list[int] | None) -> Scheme:
     def pack(weight: torch.Tensor) -> Packed:
         rows, columns = block or weight.shape
@@ -291,6 +297,8 @@ SCHEMES: dict[str, Scheme] = {
     "gptq-3": gptq(3, 64),
     "gptq-2": gptq(2, 32, sym=False),
     "awq": awq(64),
+    "auto-round": auto_round(gptq(4, 128), "auto_gptq"),
+    "auto-round-awq": auto_round(awq(128), "auto_awq"),
     "fp8": fp8(None),
     "fp8-block": fp8([128, 128]),
     "modelopt-nvfp4": modelopt_nvfp4(),

@@ -162,7 +162,10 @@ def test_missing_and_wrong_tensors_are_named(name, suffix, change, message):
         ("gptq-4", {"bits": 5}, r"bits=5, superl8 reads 2, 3, 4, 8"),
         ("gptq-4", {"bits": 8}, r"proj\.(scales|qzeros) has shape"),
         ("gptq-4", {"checkpoint_format": "marlin"}, r"checkpoint_format 'marlin'"),
-        ("gptq-4", {"dynamic": {r"-:.*proj": {}}}, r"proj\.qweight is quantised, but dynamic rule"),
+        ("gptq-4", {"dynamic": {r"-:.*proj": {}}}, r"proj\.qweight is quantised, but dynamic"),
+        ("auto-round", {"packing_format": "auto_round:exotic"}, r"packing_format 'auto_round:exotic'"),
+        ("auto-round", {"extra_config": {"layers.0.proj": {"bits": 16}}}, r"proj\.qweight is quantised, but dynamic"),
+        ("auto-round", {"extra_config": {r"layers\.\d": {"group_size": 64}}}, r"scales has shape .* groups of 64"),
         ("awq", {"version": "gemv"}, r"AWQ version 'gemv'"),
         ("awq", {"bits": 3}, r"AWQ with 3 bits"),
         ("fp8-block", {"weight_block_size": [128]}, r"weight_block_size \[128\]"),
@@ -191,6 +194,14 @@ def test_named_targets_go_before_classes():
     config = {**scheme.config, "config_groups": {"a": everything, "b": other, "c": ours}}
     (matrix,) = reader(config)(config, headers(tensors)).values()
     assert matrix.bits == 8 and matrix.group_size == -1
+
+
+def test_auto_rounds_settings_of_other_modules_leave_one_alone():
+    scheme = tiny_stored.SCHEMES["auto-round"]
+    tensors, _ = scheme.pack(weight())
+    config = {**scheme.config, "extra_config": {"layers.0.pro": {"bits": 16}, r"layers\.1\..*": {"group_size": 64}}}
+    (matrix,) = reader(config)(config, headers(tensors)).values()
+    assert matrix.bits == 4 and matrix.group_size == 128
 
 
 def test_unknown_schemes_have_no_reader():

@@ -6,7 +6,7 @@ from typing import Any
 
 from vllm_superl8.checkpoint.matrix import Matrix
 from vllm_superl8.checkpoint.safetensors_header import Stored
-from vllm_superl8.checkpoint.schemes import awq, bitsandbytes, compressed_tensors, fp8, gptq, modelopt
+from vllm_superl8.checkpoint.schemes import auto_round, awq, bitsandbytes, compressed_tensors, fp8, gptq, modelopt
 
 Reader = Callable[[dict[str, Any], dict[str, Stored]], dict[str, Matrix]]
 
@@ -14,6 +14,7 @@ READERS: dict[str, Reader] = {
     "compressed-tensors": compressed_tensors.matrices,
     "gptq": gptq.matrices,
     "awq": awq.matrices,
+    "auto-round": auto_round.matrices,
     "fp8": fp8.matrices,
     "fbgemm_fp8": fp8.matrices,
     "modelopt": modelopt.matrices,
