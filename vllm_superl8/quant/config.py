@@ -26,7 +26,7 @@ from vllm_superl8.quant.gguf.engine_args import LOAD_FORMAT
 from vllm_superl8.quant.linear import Int8LinearMethod
 from vllm_superl8.quant.moe import Int8MoEMethod
 from vllm_superl8.quant.options import GROUP_SIZE, Options
-from vllm_superl8.quant.stored import StoredInt8LinearMethod, StoredInt8MoEMethod
+from vllm_superl8.quant.stored import StoredInt4LinearMethod, StoredInt8LinearMethod, StoredInt8MoEMethod
 
 logger = init_logger(__name__)
 
@@ -113,9 +113,13 @@ class Superl8Config(QuantizationConfig):
         stored = self.layers.linear(prefix, self.packed_modules_mapping)
         if stored.kind == "raw":
             return UnquantizedLinearMethod()
+        if stored.kind == "blocks":
+            return BlockLinearMethod(prefix)
         if stored.kind == "other" or len(set(stored.group_sizes.values())) > 1:
             logger.warning("superl8: %s is quantised again, to int8: no kernel takes it as it is stored", prefix)
             return Int8LinearMethod(GROUP_SIZE)
+        if stored.kind == "int4":
+            return StoredInt4LinearMethod(stored.names, max(stored.group_sizes.values()), prefix)
         group_size = group_size_of(stored.group_sizes, self.options.activation, prefix)
         return StoredInt8LinearMethod(stored.names, max(stored.group_sizes.values()), group_size, prefix)
 
@@ -127,7 +131,7 @@ class Superl8Config(QuantizationConfig):
             return UnquantizedFusedMoEMethod(layer.moe_config)
         down = stored.group_sizes.get(layer.ckpt_down_proj_name)
         up = {size for part, size in stored.group_sizes.items() if part != layer.ckpt_down_proj_name}
-        if stored.kind == "other" or down is None or len(up) != 1:
+        if stored.kind != "int8" or down is None or len(up) != 1:
             logger.warning("superl8: %s are quantised again, to int8: no kernel takes them as they are stored", prefix)
             return Int8MoEMethod(layer.moe_config, GROUP_SIZE, prefix)
         return StoredInt8MoEMethod(layer.moe_config, stored.names, (up.pop(), down), prefix)
