@@ -14,6 +14,7 @@ COMMANDS = {
     "convert": "write a checkpoint or GGUF file as one quantised .superl8 file",
     "verify": "check a .superl8 file, and compare it with its source",
     "diagnose": "show what quantisation costs, end to end and layer by layer",
+    "eval": "perplexity of a text and GSM8K, by lm-eval",
     "bench": "measure kernels against the card's ceilings and render the table",
 }
 """Subcommand to the line that --help prints."""
