@@ -2,8 +2,10 @@
 """``.superl8`` files through vLLM: what convert writes is served exactly as the checkpoint quantised online."""
 
 import json
+import shutil
 from types import SimpleNamespace
 
+import gguf
 import pytest
 import tiny_gguf
 import torch
@@ -12,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from vllm.engine.arg_utils import EngineArgs
 
 from vllm_superl8.checkpoint import gguf_snapshot, superl8_snapshot
+from vllm_superl8.checkpoint.superl8_decode import decode
 from vllm_superl8.checkpoint.superl8_file import Superl8File
 from vllm_superl8.checkpoint.superl8_header import ContainerError
 from vllm_superl8.checkpoint.superl8_writer import Superl8Writer
@@ -20,7 +23,7 @@ from vllm_superl8.quant.container.convert import Recipe, convert, quantize
 from vllm_superl8.quant.container.engine_args import LOAD_FORMAT, prepare
 from vllm_superl8.quant.container.layers import Layers, group_size_of
 from vllm_superl8.quant.container.source import open_source
-from vllm_superl8.quant.stored import StoredInt8LinearMethod
+from vllm_superl8.quant.stored import StoredInt4LinearMethod, StoredInt8LinearMethod
 
 from engine import engine, prompt_logprobs
 
@@ -68,6 +71,27 @@ def test_converted_model_equals_online_quantisation(tmp_path, checkpoints, name,
     assert torch.equal(served(file), online)
 
 
+def test_blocks_of_a_gguf_file_are_served_as_the_file(tmp_path):
+    kind = gguf.GGMLQuantizationType.Q8_0
+    source = tiny_gguf.write(tmp_path / "m.gguf", tiny_gguf.model("llama"), "llama", kind)
+    convert(open_source(source, blocks=True), tmp_path / "m.superl8", Recipe(blocks=True))
+    options = {"skip_tokenizer_init": False}
+    assert torch.equal(served(tmp_path / "m.superl8", **options), served(source, **options))
+
+
+def test_four_bit_model_is_near_its_own_values(tmp_path, checkpoints):
+    file = converted(checkpoints("llama"), tmp_path / "m.superl8", bits=4, group=128)
+    stored, folder = Superl8File(file), tmp_path / "decoded"
+    shutil.copytree(checkpoints("llama"), folder)
+    names = set(stored.header.tensors) - stored.header.scales
+    save_file({name: decode(stored, name) for name in names}, folder / "model.safetensors", {"format": "pt"})
+    got = served(file, dtype="float32")
+    want = served(folder, dtype="float32", additional_config={"superl8": {"ignore": ["*"]}})
+    kld = (want.exp() * (want - got)).sum(-1).mean()
+    print(f"mean KLD of W4A8 from its own 4-bit weights: {kld:.2e}")
+    assert kld < 5e-3  # int8 activations alone; measured 4e-4
+
+
 def arguments(model, **options):
     return EngineArgs(model=str(model), **options)
 
@@ -101,8 +125,9 @@ def test_a_file_by_another_name_is_known_by_its_bytes(gguf_file):
 
 
 def test_prepare_leaves_other_models_alone(tmp_path):
-    for model in (tmp_path, "organisation/model"):
-        args = arguments(model)
+    for model in (str(tmp_path), "organisation/model"):
+        args = arguments(tmp_path)
+        args.model = model
         before = dict(vars(args))
         prepare(args)
         assert vars(args) == before
@@ -122,7 +147,9 @@ def test_prepare_refuses_contradictions(gguf_file, options, match):
 
 def test_prepare_refuses_files_that_are_missing_or_lack_something(tmp_path, checkpoints):
     with pytest.raises(ValueError, match="there is no such file"):
-        prepare(arguments(tmp_path / "none.superl8"))
+        args = arguments(tmp_path)
+        args.model = str(tmp_path / "none.superl8")
+        prepare(args)
     with Superl8Writer(tmp_path / "bare.superl8") as writer:
         writer.add("a", torch.ones(1))
     with pytest.raises(ContainerError, match="no model configuration"):
@@ -156,16 +183,26 @@ class Header:
         self.scales = set()
         self.tensors = {
             name.replace("__", ".") + ".weight": SimpleNamespace(
-                name=name.replace("__", ".") + ".weight", scheme=scheme, group_size=group_size, rotated=False
+                name=name.replace("__", ".") + ".weight",
+                scheme=scheme,
+                group_size=group_size,
+                rotated=False,
+                shape=(8, 64) if scheme == "per_group_i4" else (8, 136),
+                codebook={"per_group_i4": "int4", "gguf_kquant": "q8_0"}.get(scheme),
             )
             for name, (scheme, group_size) in schemes.items()
         }
 
 
-def linear_layer(monkeypatch, widths, k_here, k, stored, group_size, rank):
-    """(layer, method) as rank `rank` of two has it; rows are cut in halves where k is whole, else columns."""
+def ranks(monkeypatch, rank):
+    """Be rank `rank` of two for vLLM's parameters."""
     monkeypatch.setattr("vllm.model_executor.parameter.get_tensor_model_parallel_rank", lambda: rank)
     monkeypatch.setattr("vllm.model_executor.parameter.get_tensor_model_parallel_world_size", lambda: 2)
+
+
+def linear_layer(monkeypatch, widths, k_here, k, stored, group_size, rank):
+    """(layer, method) as rank `rank` of two has it; rows are cut in halves where k is whole, else columns."""
+    ranks(monkeypatch, rank)
     method = StoredInt8LinearMethod(("w",), stored, group_size, "a.layer")
     layer = torch.nn.Module()
     method.create_weights(layer, k_here, list(widths), k, 2 * sum(widths), torch.float32)
@@ -186,6 +223,10 @@ ROW, GROUP, RAW = ("per_row_i8", None), ("per_group_i8", 128), ("raw", None)
         ((RAW, ROW, ROW), "other", {}),
         ((("per_group_i8", 64),) * 3, "other", {}),
         ((("per_group_w3a8", 32),) * 3, "other", {}),
+        ((("per_group_i4", 64),) * 3, "int4", {"q_proj": 64, "k_proj": 64, "v_proj": 64}),
+        ((("per_group_i4", 16),) * 3, "other", {}),
+        ((("per_group_i4", 64), GROUP, GROUP), "other", {}),
+        ((("gguf_kquant", None),) * 3, "blocks", {"q_proj": -1, "k_proj": -1, "v_proj": -1}),
     ],
 )
 def test_fused_layers_are_told_by_their_parts(parts, kind, group_sizes):
@@ -247,6 +288,29 @@ def test_stored_layers_take_their_columns(monkeypatch, stored, rank):
     layer.weight_scale.load_row_parallel_weight(scales)  # one scale a row is copied whole
     assert torch.equal(layer.weight, codes[:, rank * 256 : (rank + 1) * 256])
     assert torch.equal(layer.weight_scale, scales if stored == -1 else scales[:, rank * 2 : rank * 2 + 2])
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rows", [True, False])
+def test_four_bit_layers_take_their_part(monkeypatch, rank, rows):
+    ranks(monkeypatch, rank)
+    weight = torch.randn(16, 256) + 0.2
+    codes, scales = quantize(weight, 64, "per_group_i4")
+    method, layer = StoredInt4LinearMethod(("w",), 64, "a.layer"), torch.nn.Module()
+    n, k = (8, 256) if rows else (16, 128)
+    method.create_weights(layer, k, [n], 256, 16, torch.float32)
+    for parameter, value in ((layer.weight, codes), (layer.weight_scale, scales)):
+        (parameter.load_column_parallel_weight if rows else parameter.load_row_parallel_weight)(value)
+    method.process_weights_after_loading(layer)
+    method.process_weights_after_loading(layer)
+    groups = weight.unflatten(1, (4, 64))
+    step = groups.abs().amax(-1, keepdim=True) / 7
+    wanted = (torch.round(groups / step) * step).flatten(1)
+    wanted = wanted[rank * 8 : rank * 8 + 8] if rows else wanted[:, rank * 128 : rank * 128 + 128]
+    assert (method.dequantize_weight(layer) - wanted).abs().max() < 1e-6
+    x = torch.randn(5, k)
+    product = x @ wanted.T
+    assert (method.apply(layer, x) - product).norm() / product.norm() < 0.02  # int8 activations
 
 
 def test_groups_that_cannot_be_cut_are_refused(monkeypatch):

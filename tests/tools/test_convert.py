@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 
+import gguf
 import pytest
 import tiny_gguf
 import torch
@@ -148,14 +149,51 @@ def test_parts_of_a_matrix_are_quantised_as_the_whole(monkeypatch, group, k):
 @pytest.mark.parametrize("name", ["lm_head", "model.layers.0.mlp.gate", "m.layers.0.mlp.shared_expert_gate",
                                   "model.embed_tokens", "transformer.wte", "model.layers.1.conv1d"])  # fmt: skip
 def test_what_vllm_does_not_quantise_stays(name):
-    assert Recipe().scheme(f"{name}.weight", (64, 64)) == "raw"
+    assert Recipe().scheme(f"{name}.weight", (64, 64)) == ("raw", -1)
 
 
 def test_shapes_that_no_kernel_takes_stay():
-    assert Recipe().scheme("a.up_proj.weight", (64, 66)) == "raw"
-    assert Recipe().scheme("a.up_proj.weight", (1, 64)) == "raw"
-    assert Recipe().scheme("a.up_proj.bias", (64,)) == "raw"
-    assert Recipe().scheme("a.up_proj.weight", (64, 64)) == "per_row_i8"
+    assert Recipe().scheme("a.up_proj.weight", (64, 66)) == ("raw", -1)
+    assert Recipe().scheme("a.up_proj.weight", (1, 64)) == ("raw", -1)
+    assert Recipe().scheme("a.up_proj.bias", (64,)) == ("raw", -1)
+    assert Recipe().scheme("a.up_proj.weight", (64, 64)) == ("per_row_i8", -1)
+
+
+def test_four_bits_take_groups_that_divide_k():
+    recipe = Recipe(4, 128)
+    assert recipe.scheme("a.up_proj.weight", (8, 256)) == ("per_group_i4", 128)
+    assert recipe.scheme("a.up_proj.weight", (8, 192)) == ("per_group_i4", 64)
+    assert recipe.scheme("a.up_proj.weight", (8, 96)) == ("per_group_i4", 32)
+    assert recipe.scheme("a.up_proj.weight", (8, 100)) == ("per_group_i8", 128)
+    assert recipe.scheme("m.layers.0.mlp.experts.1.up_proj.weight", (8, 100)) == ("per_row_i8", -1)
+    with pytest.raises(ValueError, match="4 bits have groups of 32, 64 or 128"):
+        Recipe(4, -1)
+
+
+def test_four_bits_are_twos_complement(folders, target, capsys):
+    assert convert(folders("llama"), target, "--bits", 4) == 0
+    file, values = Superl8File(target), load_file(folders("llama") / "model.safetensors")
+    name = "model.layers.1.mlp.down_proj.weight"
+    blob = file.header.tensors[name]
+    assert (blob.scheme, blob.codebook, blob.group_size) == ("per_group_i4", "int4", 128)
+    groups = values[name].float().unflatten(1, (-1, 128))
+    codes = torch.round(groups / (groups.abs().amax(-1, keepdim=True) / 7)).flatten(1).to(torch.int8)
+    packed = (codes[:, ::2] & 15).to(torch.uint8) | (codes[:, 1::2] & 15).to(torch.uint8) << 4
+    assert torch.equal(file.tensor(name), packed)
+    assert verify(target, "--source", folders("llama"), "--min-sqnr", 15) == 0
+    assert verify(target, "--source", folders("llama"), "--min-sqnr", 35) == 1
+
+
+def test_blocks_of_a_gguf_file_can_be_kept(tmp_path, target, monkeypatch):
+    monkeypatch.setattr(gguf_snapshot, "CACHE", tmp_path / "cache")
+    kind = gguf.GGMLQuantizationType.Q4_1
+    source = tiny_gguf.write(tmp_path / "m.gguf", tiny_gguf.model("llama"), "llama", kind)
+    assert convert(source, target, "--blocks") == 0
+    file = Superl8File(target)
+    kept = [blob for blob in file.header.tensors.values() if blob.scheme == "gguf_kquant"]
+    assert len(kept) == 21 and {blob.codebook for blob in kept} == {"Q4_1"}
+    assert file.header.tensors["model.embed_tokens.weight"].scheme == "raw"
+    assert verify(target, "--source", source, "--min-sqnr", 40) == 0  # but for the source's 16-bit values, the same
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,11 @@
 """Values of quantised tensors of a ``.superl8`` file, whatever their scheme: for what no kernel takes as stored."""
 
 import torch
-from gguf import quants
-from gguf.constants import GGMLQuantizationType
 
+from vllm_superl8.checkpoint import gguf_tensors
 from vllm_superl8.checkpoint.superl8_file import Superl8File
 from vllm_superl8.checkpoint.superl8_header import Blob, ContainerError
+from vllm_superl8.formats import int4
 from vllm_superl8.formats.container import INT8, columns
 
 NF4 = (
@@ -53,7 +53,7 @@ def decode(file: Superl8File, name: str, dtype: torch.dtype = torch.float32) -> 
 
 def _four_bits(codes: torch.Tensor, codebook: str) -> torch.Tensor:
     """(rows, k / 2) bytes, the even column in the low nibble, -> (rows, k) codes or NF4 values."""
-    nibbles = torch.stack((codes & 15, codes >> 4), -1).flatten(1)
+    nibbles = int4.unpack(codes)
     if codebook == "nf4":
         return torch.tensor(NF4)[nibbles.int()]
     return ((nibbles.to(torch.int8) ^ 8) - 8).float()
@@ -79,8 +79,7 @@ CODES = {"per_group_i4": _four_bits, "per_group_w3a8": _three_bits}
 
 def _kquant(file: Superl8File, blob: Blob, rows: torch.Tensor) -> torch.Tensor:
     try:
-        kind = GGMLQuantizationType[blob.codebook.upper()]
-        return torch.from_numpy(quants.dequantize(rows.numpy(), kind))
+        return gguf_tensors.decode(rows, blob.codebook.upper(), torch.float32)
     except (KeyError, NotImplementedError, ValueError) as error:
         raise ContainerError(
             f"{file.header.path}: tensor {blob.name} holds GGUF type {blob.codebook!r} in rows of "

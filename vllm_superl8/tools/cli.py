@@ -15,6 +15,7 @@ COMMANDS = {
     "verify": "check a .superl8 file, and compare it with its source",
     "tune": "measure this card once, so that matrix products are planned with its own numbers",
     "diagnose": "show what quantisation costs, end to end and layer by layer",
+    "eval": "perplexity of a text and GSM8K, by lm-eval",
     "bench": "measure kernels against the card's ceilings and render the table",
 }
 """Subcommand to the line that --help prints."""

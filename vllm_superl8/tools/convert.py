@@ -11,12 +11,13 @@ from vllm_superl8.formats.container import SUFFIX
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", type=Path, help="folder of a 16-bit Hugging Face checkpoint, or a GGUF file")
     parser.add_argument("target", type=Path, help=f"file to write, for example model{SUFFIX}")
-    parser.add_argument("--bits", type=int, choices=(8, 16), default=8, help="bits a weight (default 8)")
+    parser.add_argument("--bits", type=int, choices=(4, 8, 16), default=8, help="bits a weight (default 8)")
+    parser.add_argument("--blocks", action="store_true", help="keep the blocks of a GGUF file where it has them")
     parser.add_argument(
         "--group",
         type=int,
         metavar="N",
-        help="columns that share a scale: 128, or -1 for a whole row (default -1, 128 for GGUF)",
+        help="columns that share a scale: 128, or -1 for a whole row (default -1; 128 for GGUF and for 4 bits)",
     )
     parser.add_argument(
         "--keep",
@@ -38,11 +39,11 @@ def run(args: argparse.Namespace) -> int:
     from vllm_superl8.quant.container.source import open_source
 
     try:
-        source = open_source(args.source)
+        source = open_source(args.source, args.blocks)
         if args.target.is_dir():
             raise ValueError(f"{args.target}: it is a folder; name the file to write")
-        group = source.group_size if args.group is None else args.group
-        recipe = Recipe(args.bits, group, tuple(args.keep), args.pp_stages)
+        group = args.group if args.group is not None else 128 if args.bits == 4 else source.group_size
+        recipe = Recipe(args.bits, group, tuple(args.keep), args.pp_stages, args.blocks)
         written = 0
         with tqdm(total=source.count(), unit="tensor", disable=None) as bar:
 

@@ -11,9 +11,10 @@ from pathlib import Path
 import torch
 
 from vllm_superl8 import __version__
+from vllm_superl8.checkpoint.gguf_stored import StoredMatrix
 from vllm_superl8.checkpoint.superl8_header import ContainerError
 from vllm_superl8.checkpoint.superl8_writer import Superl8Writer
-from vllm_superl8.formats import int8
+from vllm_superl8.formats import int4, int8
 from vllm_superl8.formats.container import DTYPE_NAMES
 from vllm_superl8.quant.container.source import Source
 from vllm_superl8.quant.options import GROUP_SIZE
@@ -34,8 +35,11 @@ LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 class Recipe:
     """How to convert.
 
-    bits        8: int8 codes; 16: values as they are
-    group       columns that share a scale: 128; -1 is one scale a row. Experts with other K than whole groups get -1
+    bits        8: int8 codes. 4: two codes a byte in [-7, 7] (experts: int8). 16: values as they are
+    group       columns that share a scale: 128; -1 is one scale a row; for 4 bits 32, 64 or 128. Experts with another K
+                than whole groups get one scale a row; for 4 bits the largest group up to this one that divides K is
+                taken, and int8 where there is none
+    blocks      matrices that come in the blocks of a GGUF file keep them
     keep        modules that stay in 16 bit: names, fnmatch patterns, or regular expressions after "re:"
     pp_stages   pipeline stages that the shard lists are for
     """
@@ -44,25 +48,33 @@ class Recipe:
     group: int = -1
     keep: tuple[str, ...] = ()
     pp_stages: int = 1
+    blocks: bool = False
 
     def __post_init__(self):
-        if self.bits not in (8, 16):
-            raise ContainerError(f"convert: bits is {self.bits}, choose 8 or 16")
-        if self.group not in (-1, GROUP_SIZE):
+        if self.bits not in (4, 8, 16):
+            raise ContainerError(f"convert: bits is {self.bits}, choose 4, 8 or 16")
+        if self.bits == 4 and self.group not in int4.GROUP_SIZES:
+            raise ContainerError(f"convert: group is {self.group}, 4 bits have groups of 32, 64 or 128")
+        if self.bits != 4 and self.group not in (-1, GROUP_SIZE):
             raise ContainerError(f"convert: group is {self.group}, choose -1 (one scale a row) or {GROUP_SIZE}")
         if self.pp_stages < 1:
             raise ContainerError(f"convert: pp_stages is {self.pp_stages}, at least 1 is possible")
 
-    def scheme(self, name: str, shape: Sequence[int]) -> str:
-        """The scheme of a tensor."""
+    def scheme(self, name: str, shape: Sequence[int]) -> tuple[str, int]:
+        """The scheme of a tensor, and columns that share a scale (-1: the row)."""
         module = name.removesuffix(".weight")
         if self.bits == 16 or module == name or len(shape) != 2 or shape[0] < 2 or shape[1] % 4:
-            return "raw"
+            return "raw", -1
         if NOT_LINEAR.search(module) or any(_matches(module, pattern) for pattern in self.keep):
-            return "raw"
-        if self.group == -1 or (EXPERT.search(name) and shape[1] % self.group):
-            return "per_row_i8"
-        return "per_group_i8"
+            return "raw", -1
+        if self.bits == 4 and not EXPERT.search(name):
+            for group in sorted(int4.GROUP_SIZES, reverse=True):
+                if group <= self.group and shape[1] % group == 0:
+                    return "per_group_i4", group
+        group = GROUP_SIZE if self.bits == 4 else self.group
+        if group == -1 or (EXPERT.search(name) and shape[1] % group):
+            return "per_row_i8", -1
+        return "per_group_i8", group
 
 
 def _matches(module: str, pattern: str) -> bool:
@@ -100,32 +112,43 @@ def convert(
 
 
 def _add(writer: Superl8Writer, name: str, value: torch.Tensor, recipe: Recipe) -> int:
-    scheme = recipe.scheme(name, value.shape)
+    if isinstance(value, StoredMatrix):
+        if recipe.blocks and recipe.scheme(name, value.shape)[0] != "raw":
+            writer.add(name, value.blocks, "gguf_kquant", codebook=value.format.ggml)
+            return value.blocks.nbytes
+        value = value.values()
+    scheme, group = recipe.scheme(name, value.shape)
     if not value.is_floating_point() or scheme == "raw":
         if value.dtype not in DTYPE_NAMES:
             raise ContainerError(f"{writer.path}: tensor {name} is {value.dtype}, which the format cannot hold")
         writer.add(name, value)
         return value.nbytes
-    group = -1 if scheme == "per_row_i8" else recipe.group
-    codes, scales = quantize(value, group)
+    codes, scales = quantize(value, group, scheme)
     if not torch.isfinite(scales).all():
         raise ContainerError(f"{writer.path}: tensor {name} of the source has NaN or infinity; keep it in 16 bit")
     scale_name = f"{name}_scale"
     if scale_name not in writer:
         writer.add(scale_name, scales.squeeze(1) if group == -1 else scales)
-    writer.add(name, codes, scheme, scale=scale_name, group_size=None if group == -1 else group)
+    codebook = "int4" if scheme == "per_group_i4" else None
+    writer.add(name, codes, scheme, scale=scale_name, group_size=None if group == -1 else group, codebook=codebook)
     return codes.nbytes + scales.nbytes
 
 
-def quantize(weight: torch.Tensor, group: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """weight (n, k) -> codes (n, k) int8, scales (n, groups) float32; the last group may be short."""
+def quantize(weight: torch.Tensor, group: int, scheme: str = "per_group_i8") -> tuple[torch.Tensor, torch.Tensor]:
+    """weight (n, k) -> codes (n, k) int8, the last group of which may be short, or for per_group_i4 (n, k / 2) uint8;
+    and scales (n, groups) float32."""
     n, k = weight.shape
+    four = scheme == "per_group_i4"
     padding = 0 if group == -1 else -k % group
-    codes = torch.empty(n, k, dtype=torch.int8)
+    codes = torch.empty(n, k // 2 if four else k, dtype=torch.uint8 if four else torch.int8)
     scales = torch.empty(n, 1 if group == -1 else (k + padding) // group)
     step = max(1, CHUNK_VALUES // k)
     for start in range(0, n, step):
         part = slice(start, start + step)
+        if four:
+            packed, scales[part] = int4.quantize(weight[part], group, scale_dtype=torch.float32)
+            codes[part] = packed ^ 0x88  # from codes around a zero of 8 to two's complement
+            continue
         padded = torch.nn.functional.pad(weight[part], (0, padding))
         quantised, scales[part] = int8.quantize(padded, group)
         codes[part] = quantised[:, :k]

@@ -9,7 +9,9 @@ from vllm.config import get_current_vllm_config_or_none
 from vllm.logger import init_logger
 
 from vllm_superl8.checkpoint.superl8_header import Blob, Container, read_header
-from vllm_superl8.formats.container import INT8, ROW_SCALED, SUFFIX
+from vllm_superl8.formats.container import INT8, ROW_SCALED, SCHEMES, SUFFIX, columns
+from vllm_superl8.formats.int4 import GROUP_SIZES as INT4_GROUP_SIZES
+from vllm_superl8.formats.layout import GGML
 from vllm_superl8.quant.container.engine_args import LOAD_FORMAT
 from vllm_superl8.quant.options import ACTIVATIONS, GROUP_SIZE
 
@@ -24,10 +26,11 @@ INNER = ".routed_experts"
 class Stored:
     """How a layer is stored.
 
-    kind          "raw": 16 bit. "int8": its codes are multiplied as they are. "other": quantised otherwise, or in parts
-                  that do not fit together; such a layer is dequantised at load
+    kind          "raw": 16 bit. "int8", "int4": its codes are multiplied as they are. "blocks": so are its GGUF blocks.
+                  "other": quantised otherwise, or in parts that do not fit together; dequantised at load
     names         tensors of the file that it takes
-    group_sizes   of int8 codes, by the last part of the module's name (for example "down_proj"); -1 is a scale a row
+    group_sizes   of int8 and int4 codes, by the last part of the module's name (for example "down_proj"); -1 is a
+                  scale a row
     """
 
     kind: str
@@ -65,21 +68,31 @@ class Layers:
         blobs = [self.header.tensors[name] for name in names]
         if all(blob.scheme == "raw" for blob in blobs):
             return Stored("raw", tuple(names), {})
-        group_sizes: dict[str, int] = {}
+        kinds, group_sizes = {_kind(blob) for blob in blobs}, {}
         for blob in blobs:
             part = blob.name.removesuffix(WEIGHT).rpartition(".")[2]
-            if blob.rotated or not _runs(blob) or group_sizes.setdefault(part, _group_size(blob)) != _group_size(blob):
-                return Stored("other", tuple(names), {})
-        return Stored("int8", tuple(names), group_sizes)
+            if group_sizes.setdefault(part, _group_size(blob)) != _group_size(blob):
+                kinds.add("other")
+        if len(kinds) > 1 or "other" in kinds:
+            return Stored("other", tuple(names), {})
+        return Stored(kinds.pop(), tuple(names), group_sizes)
 
 
-def _runs(blob: Blob) -> bool:
-    """Whether a kernel takes the codes as they are."""
-    return blob.scheme in ROW_SCALED or (blob.scheme in INT8 and blob.group_size == GROUP_SIZE)
+def _kind(blob: Blob) -> str:
+    """Which kernel takes the codes as they are, if any."""
+    if blob.rotated or blob.scheme == "raw":
+        return "other"
+    if blob.scheme in ROW_SCALED or (blob.scheme in INT8 and blob.group_size == GROUP_SIZE):
+        return "int8"
+    if blob.scheme == "per_group_i4" and blob.codebook == "int4" and blob.group_size in INT4_GROUP_SIZES:
+        return "int4" if columns(blob.scheme, blob.shape[1]) % blob.group_size == 0 else "other"
+    if blob.scheme == "gguf_kquant" and blob.codebook.upper() in GGML:
+        return "blocks" if blob.shape[1] % GGML[blob.codebook.upper()].bytes == 0 else "other"
+    return "other"
 
 
 def _group_size(blob: Blob) -> int:
-    return -1 if blob.scheme in ROW_SCALED else blob.group_size
+    return blob.group_size if SCHEMES[blob.scheme].grouped else -1
 
 
 def layers_in_force(mapper: Any) -> Layers | None:

@@ -7,18 +7,19 @@ from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import Un
 from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
 from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
 
+from vllm_superl8.quant.blocks import BlockLinearMethod
 from vllm_superl8.quant.container.layers import Layers, group_size_of
 from vllm_superl8.quant.linear import Int8LinearMethod
 from vllm_superl8.quant.moe import Int8MoEMethod
 from vllm_superl8.quant.options import GROUP_SIZE, Options
-from vllm_superl8.quant.stored import StoredInt8LinearMethod, StoredInt8MoEMethod
+from vllm_superl8.quant.stored import StoredInt4LinearMethod, StoredInt8LinearMethod, StoredInt8MoEMethod
 from vllm_superl8.quant.weights import Weights
 
 logger = init_logger(__name__)
 
 
 class ContainerWeights(Weights):
-    """A ``.superl8`` file: int8 codes are taken as they are.
+    """A ``.superl8`` file: int8 and int4 codes and GGUF blocks are taken as they are.
 
     packed  name of a fused module to those of its parts
     """
@@ -36,9 +37,13 @@ class ContainerWeights(Weights):
         stored = self.layers.linear(prefix, self.packed)
         if stored.kind == "raw":
             return UnquantizedLinearMethod()
+        if stored.kind == "blocks":
+            return BlockLinearMethod(prefix)
         if stored.kind == "other" or len(set(stored.group_sizes.values())) > 1:
             logger.warning("superl8: %s is quantised again, to int8: no kernel takes it as it is stored", prefix)
             return Int8LinearMethod(GROUP_SIZE)
+        if stored.kind == "int4":
+            return StoredInt4LinearMethod(stored.names, max(stored.group_sizes.values()), prefix)
         group_size = group_size_of(stored.group_sizes, self.options.activation, prefix)
         return StoredInt8LinearMethod(stored.names, max(stored.group_sizes.values()), group_size, prefix)
 
@@ -48,7 +53,7 @@ class ContainerWeights(Weights):
             return UnquantizedFusedMoEMethod(layer.moe_config)
         down = stored.group_sizes.get(layer.ckpt_down_proj_name)
         up = {size for part, size in stored.group_sizes.items() if part != layer.ckpt_down_proj_name}
-        if stored.kind == "other" or down is None or len(up) != 1:
+        if stored.kind != "int8" or down is None or len(up) != 1:
             logger.warning("superl8: %s are quantised again, to int8: no kernel takes them as they are stored", prefix)
             return Int8MoEMethod(layer.moe_config, GROUP_SIZE, prefix)
         return StoredInt8MoEMethod(layer.moe_config, stored.names, (up.pop(), down), prefix)

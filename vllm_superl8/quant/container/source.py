@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import torch
 
 from vllm_superl8.checkpoint.gguf_header import MAGIC, read_model
+from vllm_superl8.checkpoint.gguf_stored import StoredMatrix
 from vllm_superl8.checkpoint.hf_folder import HfFolder
 from vllm_superl8.checkpoint.superl8_header import ContainerError
 
@@ -58,13 +59,13 @@ class _Folder:
 class _Gguf:
     group_size = 128
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, blocks: bool):
         # Here, because they import transformers and vLLM, which takes long and folders do not need.
         from vllm_superl8.checkpoint.gguf_config import config_dict, hf_config
         from vllm_superl8.checkpoint.gguf_snapshot import snapshot
         from vllm_superl8.quant.gguf.weights import check, weights
 
-        self.path, self._weights = path, weights
+        self.path, self.blocks, self._weights = path, blocks, weights
         self._header = read_model(path)
         self._config = hf_config(self._header, config_dict(self._header))
         folder = snapshot(self._header, lambda config: check(self._header, config))
@@ -80,13 +81,15 @@ class _Gguf:
         return sum(experts if "_exps." in name else 1 for name in self._header.tensors)
 
     def tensors(self, skip: Collection[str] = ()) -> Iterator[tuple[str, torch.Tensor]]:
-        for name, value in self._weights(self._header, self._config, self._dtype):
+        for name, value in self._weights(self._header, self._config, self._dtype, in_blocks=self.blocks):
             if name not in skip:
-                yield name, value
+                yield name, value if self.blocks or not isinstance(value, StoredMatrix) else value.values()
 
 
-def open_source(path: Path) -> Source:
+def open_source(path: Path, blocks: bool = False) -> Source:
     """The model at `path`: a folder with config.json and safetensors, or a GGUF file.
+
+    blocks   matrices of a GGUF file whose type has a kernel come as StoredMatrix, else their values
 
     Raises ContainerError or another ValueError in one line for what cannot be read.
     """
@@ -97,4 +100,4 @@ def open_source(path: Path) -> Source:
     with path.open("rb") as file:
         if file.read(len(MAGIC)) != MAGIC:
             raise ContainerError(f"{path}: it is no GGUF file; give one, or the folder of a Hugging Face checkpoint")
-    return _Gguf(path)
+    return _Gguf(path, blocks)
