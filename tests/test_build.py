@@ -189,7 +189,7 @@ def test_extension_imports_without_a_driver_and_says_so_on_launch(extension):
         "module = importlib.util.module_from_spec(spec)\n"
         "spec.loader.exec_module(module)\n"
         "print(json.dumps(module.build_info()))\n"
-        "try:\n    module.rms_norm('fp16', 0, 0, 0, 0, 1, 16, 16, 1e-6, 0.0, 0)\n"
+        "try:\n    module.rms_norm('fp16', 0, 0, 0, 0, False, 1, 16, 16, 1e-6, 0.0, 0)\n"
         "except RuntimeError as error:\n    print(error)\n"
     )
     done = subprocess.run(

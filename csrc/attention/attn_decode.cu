@@ -430,13 +430,14 @@ __device__ __forceinline__ void attn_decode(const PagedParams& p) {
 }
 
 // Blocks a multiprocessor that registers are to suffice for: a step's K and V take a lane bytes * width / 4 of them,
-// and V in fewer than 8 bits twice the sums.
+// V in fewer than 8 bits twice the sums, and groups of K a scale each.
 template <class Codec>
 __host__ __device__ constexpr int decode_blocks(int width, int rows) {
     const int bytes = Codec::K::BYTES;
     if (width == 256) return bytes == 4 ? 1 : 2;
     const int blocks = bytes * width <= 128 ? 4 : 3;
-    return blocks - (rows == 8) - (Codec::V::BITS < 8 && width == 128);
+    const bool wide_sums = Codec::V::BITS < 8 && width == 128, groups = !Codec::K::one_scale(width) && width == 128;
+    return blocks - (rows == 8) - (wide_sums || (groups && rows == 8));
 }
 #define ATTN_DECODE(width, rows)                                                                           \
     KERNEL(CONCATENATE(CONCATENATE(attn_decode_, FORMAT), _##width##_##rows), PagedParams, DECODE_THREADS, \

@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Mistakes put into the project's own kernels make their tests fail."""
 
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -11,23 +15,37 @@ import emulator
 from emulator.sanitized import run_sanitized
 from tolerances import arithmetic_limit, relative_error
 
-NORM = emulator.builder().CSRC / "pointwise" / "norm.cu"
-DEVICE = emulator.builder().CSRC / "common" / "device.cuh"
+CSRC = emulator.builder().CSRC
+NORM, ROW, DEVICE = "pointwise/norm.cu", "pointwise/rms.cuh", "common/device.cuh"
+
+
+@dataclass(frozen=True)
+class Copies:
+    """An image of rms_norm alone, from a folder of copies."""
+
+    folder: Path
+
+    @property
+    def source(self) -> Path:
+        return self.folder / NORM
+
+    @property
+    def defines(self) -> list[str]:
+        return [f"-iquote{self.folder}"]
 
 
 def broken(folder, source, find, replace, count):
-    """An image of rms_norm alone, from copies of its files; `source` has `find` (there `count` times) replaced."""
-    (folder / "common").mkdir()
-    for path, copy in ((NORM, folder / "norm.cu"), (DEVICE, folder / "common" / "device.cuh")):
-        text = path.read_text()
-        if path == source:
-            assert text.count(find) == count
-            text = text.replace(find, replace)
-        copy.write_text(text)
-    return emulator.builder().Image(folder / "norm.cu", None)
+    """Copies in which `source` has `find` (there `count` times) replaced."""
+    for name in ("common", "pointwise"):
+        shutil.copytree(CSRC / name, folder / name)
+    if source:
+        text = (folder / source).read_text()
+        assert text.count(find) == count
+        (folder / source).write_text(text.replace(find, replace))
+    return Copies(folder)
 
 
-def error_of(module, rows=3, n=512):
+def error_of(module, rows=3, n=4096):
     """relative_error of rms_norm."""
     x = torch.randn(rows, n, generator=torch.Generator().manual_seed(0))
     got = OPS["rms_norm"].kernel(module, x, None, 1e-6)
@@ -42,7 +60,7 @@ def test_the_sound_kernel_passes(tmp_path):
 @pytest.mark.parametrize(
     ("source", "find", "replace", "count"),
     [
-        (NORM, "i < p.n;", "i < p.n - 1;", 2),  # a loop bound off by one
+        (ROW, "i < EIGHT; i++) squares", "i < EIGHT - 1; i++) squares", 1),  # a loop bound off by one
         (DEVICE, "    if (lane == 0) scratch[warp] = v;\n    __syncthreads();\n",
          "    if (lane == 0) scratch[warp] = v;\n", 1),  # no barrier between writing and reading
         (DEVICE, "s = WARP / 2; s;", "s = WARP / 2; s > 1;", 3),  # a reduction that stops early
@@ -55,12 +73,12 @@ def test_a_broken_kernel_fails_its_limit(tmp_path, source, find, replace, count)
 
 
 def test_an_overrun_stops_under_the_sanitizer(tmp_path):
-    library = emulator.build([broken(tmp_path, NORM, "i < p.n;", "i <= p.n;", 2)], sanitize=True)
+    library = emulator.build([broken(tmp_path, NORM, "column < p.row.n", "column <= p.row.n", 1)], sanitize=True)
     script = (
         "import emulator, numpy, pathlib\n"
         f"module = emulator.load_from(pathlib.Path({str(library)!r}))\n"
         "x, out = numpy.ones((2, 64), numpy.float32), numpy.ones((2, 64), numpy.float32)\n"
-        "module.rms_norm('fp32', out.ctypes.data, x.ctypes.data, 0, 0, 2, 64, 64, 1e-6, 0.0, 0)\n"
+        "module.rms_norm('fp32', out.ctypes.data, x.ctypes.data, 0, 0, False, 2, 64, 64, 1e-6, 0.0, 0)\n"
     )
     done = run_sanitized(["-c", script], library, timeout_s=60)
     assert done.returncode != 0

@@ -10,7 +10,7 @@ import emulator
 from emulator import probe
 from emulator.sanitized import run_sanitized
 
-PARTS = 7
+PARTS = 13
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_sanitizers_stop_a_broken_kernel(kernel, threads, shared_bytes, n, findi
 
 
 def test_kernels_are_clean_under_sanitizers():
-    """A seventh of the kernel tests for every core (seven, so that no parameter of theirs is always left out)."""
+    """A thirteenth of the kernel tests for every core (thirteen, so that no parameter of theirs is always left out)."""
     library = emulator.build(emulator.builder().images(), sanitize=True)
     processes = min(PARTS, len(os.sched_getaffinity(0)))
 

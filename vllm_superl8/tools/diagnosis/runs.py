@@ -164,8 +164,8 @@ def read_back(k: torch.Tensor, v: torch.Tensor, kv_format: str, heads: int, head
     content = layout.token_bytes(head_dim) // dtype.itemsize
     cache = torch.zeros(pages, heads, KV_PAGE, content, dtype=dtype)
     split = [x.unflatten(1, (heads, head_dim)) for x in (k, v)]
-    kv_codec.encode(cache, *split, torch.arange(tokens))
-    read = kv_codec.decode(cache, torch.arange(pages), head_dim)
+    kv_codec.encode(cache, layout, *split, torch.arange(tokens))
+    read = kv_codec.decode(cache, layout, torch.arange(pages), head_dim)
     return tuple(x[:, :tokens].transpose(0, 1).flatten(1) for x in read)
 
 
