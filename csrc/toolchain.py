@@ -70,11 +70,9 @@ def cache_folder() -> Path:
 @contextlib.contextmanager
 def _alone(entry: Path) -> Iterator[None]:
     """Hold the lock of a cache entry; it ends with the process that holds it, however that ends."""
-    path = entry.with_name(f".lock-{entry.name}")
-    with path.open("w") as lock:
+    with entry.with_name(f".lock-{entry.name}").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
-        path.unlink(missing_ok=True)
 
 
 def cached(key: str, make: Callable[[Path], None]) -> Path:
@@ -95,8 +93,12 @@ def cached(key: str, make: Callable[[Path], None]) -> Path:
 def prune_cache() -> None:
     limit = time.time() - CACHE_DAYS * 86400
     for entry in cache_folder().iterdir():
-        if entry.stat().st_mtime < limit:
+        if entry.stat().st_mtime >= limit:
+            continue
+        if entry.is_dir():
             shutil.rmtree(entry, ignore_errors=True)
+        else:  # a lock
+            entry.unlink(missing_ok=True)
 
 
 def inclusion(source: Path, folders: list[Path]) -> Iterator[str]:

@@ -71,3 +71,11 @@ def write(name: str, folder, configs=CONFIGS) -> tf.PreTrainedModel:
 def tokens(length=200, seed=3) -> list[int]:
     """A fixed sequence of token ids."""
     return torch.randint(3, COMMON["vocab_size"], (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def compare(reference: torch.Tensor, ours: torch.Tensor) -> tuple[float, float]:
+    """Mean KLD (nats) and share of equal top-1 tokens of two tables of log-probabilities (tokens, vocab)."""
+    kld = (reference.exp() * (reference - ours)).sum(-1).mean().item()
+    agreement = (reference.argmax(-1) == ours.argmax(-1)).float().mean().item()
+    print(f"kld {kld:.2e} top-1 {agreement:.3f}")
+    return kld, agreement

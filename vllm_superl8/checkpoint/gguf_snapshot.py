@@ -2,15 +2,12 @@
 """The files that a Hugging Face checkpoint has beside its weights, made from a GGUF file and kept in a cache.
 
 A folder is named by the hash of everything that it follows from: the headers of the model's files and the versions
-of the packages that convert them. It is written under another name and renamed when it is whole.
+of the packages that convert them.
 """
 
 import hashlib
 import json
-import os
 import re
-import shutil
-import tempfile
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
@@ -19,6 +16,7 @@ from typing import Any
 from vllm_superl8.checkpoint.gguf_config import config_dict, generation_dict, hf_config
 from vllm_superl8.checkpoint.gguf_header import Header
 from vllm_superl8.checkpoint.gguf_tokenizer import write_tokenizer
+from vllm_superl8.checkpoint.whole_folder import whole_folder
 
 CACHE = Path.home() / ".cache" / "superl8" / "gguf"
 
@@ -44,24 +42,11 @@ def snapshot(header: Header, check: Callable[[Any], None], tokenizer: bool = Tru
         return folder
     config = hf_config(header, config_dict(header))
     check(config)
-    try:
-        cache.mkdir(parents=True, exist_ok=True)
-        unfinished = Path(tempfile.mkdtemp(dir=cache, prefix=".unfinished-"))
-    except OSError as error:
-        raise OSError(f"{cache} must be writable: {header.path.name} gets its config.json there ({error})") from error
-    try:
+    with whole_folder(folder, header.path.name) as unfinished:
         if tokenizer:
             write_tokenizer(header, unfinished)
         _write_json(unfinished / "config.json", config.to_dict())
         _write_json(unfinished / "generation_config.json", generation_dict(header))
-        unfinished.chmod(0o755)
-        try:
-            os.rename(unfinished, folder)
-        except OSError:
-            if not folder.is_dir():  # else another process was faster, and its folder is the same
-                raise
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
     return folder
 
 

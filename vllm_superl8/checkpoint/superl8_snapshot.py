@@ -1,18 +1,16 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The configuration and tokenizer files inside a ``.superl8`` file, as a folder in a cache.
 
-The folder is named by the hash of the file's header, written under another name and renamed when it is whole.
+The folder is named by the hash of the file's header.
 """
 
 import json
-import os
 import re
-import shutil
-import tempfile
 from pathlib import Path
 
 from vllm_superl8.checkpoint.superl8_file import Superl8File
 from vllm_superl8.checkpoint.superl8_header import ContainerError
+from vllm_superl8.checkpoint.whole_folder import whole_folder
 
 CACHE = Path.home() / ".cache" / "superl8" / "container"
 
@@ -38,22 +36,9 @@ def snapshot(file: Superl8File, cache: Path | None = None) -> Path:
     config = header.meta.get("config")
     if "config.json" not in header.files and not (isinstance(config, dict) and "model_type" in config):
         raise ContainerError(f"{header.path}: there is no model configuration in it; convert the model again")
-    try:
-        cache.mkdir(parents=True, exist_ok=True)
-        unfinished = Path(tempfile.mkdtemp(dir=cache, prefix=".unfinished-"))
-    except OSError as error:
-        raise OSError(f"{cache} must be writable: {header.path.name} gets its config.json there ({error})") from error
-    try:
+    with whole_folder(folder, header.path.name) as unfinished:
         for name in header.files:
             (unfinished / name).write_bytes(file.file(name))
         if "config.json" not in header.files:
             (unfinished / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-        unfinished.chmod(0o755)
-        try:
-            os.rename(unfinished, folder)
-        except OSError:
-            if not folder.is_dir():  # else another process was faster, and its folder is the same
-                raise
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
     return folder

@@ -6,11 +6,7 @@ from dataclasses import dataclass
 
 import torch
 from torch.nn import Parameter
-from vllm.model_executor.layers.linear import (
-    LinearMethodBase,
-    ReplicatedLinear,
-    register_weight_loader_v2_supported_method,
-)
+from vllm.model_executor.layers.linear import ReplicatedLinear, register_weight_loader_v2_supported_method
 from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
 from vllm.model_executor.parameter import BasevLLMParameter
 
@@ -22,6 +18,7 @@ from vllm_superl8.formats.layout import LAYOUTS, Layout
 from vllm_superl8.ops.block_embedding import block_embedding
 from vllm_superl8.ops.block_gemm import block_gemm
 from vllm_superl8.ops.quantize import quantize_int8
+from vllm_superl8.quant.linear import LinearMethod
 
 
 class BlockParameter(BasevLLMParameter):
@@ -93,7 +90,7 @@ def quantized(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @register_weight_loader_v2_supported_method
-class BlockLinearMethod(LinearMethodBase):
+class BlockLinearMethod(LinearMethod):
     """y = weight @ x with the weight in its blocks, activations quantised per call and 32 columns.
 
     A fused layer may hold several types, for each of which its rows are multiplied by themselves. Weights that come as
@@ -104,27 +101,13 @@ class BlockLinearMethod(LinearMethodBase):
         super().__init__()
         self.prefix = prefix
 
-    def create_weights(
-        self,
-        layer: torch.nn.Module,
-        input_size_per_partition: int,
-        output_partition_sizes: list[int],
-        input_size: int,
-        output_size: int,
-        params_dtype: torch.dtype,
-        **extra_weight_attrs,
-    ) -> None:
-        layer.logical_widths = output_partition_sizes
-        layer.input_size_per_partition = input_size_per_partition
-        layer.output_size_per_partition = sum(output_partition_sizes)
-        layer.orig_dtype = params_dtype
-        loader = extra_weight_attrs.get("weight_loader")
+    def create_parameters(self, layer: torch.nn.Module, input_size: int, loader: Callable | None) -> None:
         if isinstance(layer, ReplicatedLinear):
 
             def loader(param, loaded_weight):
                 param.parts[0] = loaded_weight
 
-        weight = BlockParameter(data=torch.empty(0, dtype=params_dtype), weight_loader=loader)
+        weight = BlockParameter(data=torch.empty(0, dtype=layer.orig_dtype), weight_loader=loader)
         layer.register_parameter("weight", weight)
 
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:

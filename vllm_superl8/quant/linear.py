@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """W8A8 linear layers from 16-bit weights, quantised as they stream in."""
 
+from collections.abc import Callable
+
 import torch
 from torch.nn import Parameter
 from vllm.model_executor.layers.linear import LinearMethodBase, register_weight_loader_v2_supported_method
@@ -13,22 +15,8 @@ from vllm_superl8.ops.gemm import w8a8_gemm
 from vllm_superl8.ops.quantize import quantize_int8
 
 
-@register_weight_loader_v2_supported_method
-class Int8LinearMethod(LinearMethodBase):
-    """y = dequantise(int8 weight) @ x, activations quantised per call.
-
-    group_size  -1: one scale a token and weight row; 128: one a token or row and 128 columns, K being padded with zeros
-                to whole groups
-
-    Weights are created on the meta device and filled, quantised and released one layer at a time
-    (vLLM's layerwise loading), so that the peak is the int8 model plus one 16-bit layer.
-    """
-
-    uses_meta_device = True
-
-    def __init__(self, group_size: int):
-        super().__init__()
-        self.group_size = group_size
+class LinearMethod(LinearMethodBase):
+    """What our linear methods share: a layer's sizes are noted on it before it gets its parameters."""
 
     def create_weights(
         self,
@@ -44,13 +32,40 @@ class Int8LinearMethod(LinearMethodBase):
         layer.input_size_per_partition = input_size_per_partition
         layer.output_size_per_partition = sum(output_partition_sizes)
         layer.orig_dtype = params_dtype
+        self.create_parameters(layer, input_size, extra_weight_attrs.get("weight_loader"))
+
+    def create_parameters(self, layer: torch.nn.Module, input_size: int, loader: Callable | None) -> None:
+        """Register the parameters that `loader`, vLLM's weight loader of the layer, fills.
+
+        input_size  columns of the weight on all ranks together
+        """
+        raise NotImplementedError
+
+
+@register_weight_loader_v2_supported_method
+class Int8LinearMethod(LinearMethod):
+    """y = dequantise(int8 weight) @ x, activations quantised per call.
+
+    group_size  -1: one scale a token and weight row; 128: one a token or row and 128 columns, K being padded with zeros
+                to whole groups
+
+    Weights are created on the meta device and filled, quantised and released one layer at a time
+    (vLLM's layerwise loading), so that the peak is the int8 model plus one 16-bit layer.
+    """
+
+    uses_meta_device = True
+
+    def __init__(self, group_size: int):
+        super().__init__()
+        self.group_size = group_size
+
+    def create_parameters(self, layer: torch.nn.Module, input_size: int, loader: Callable | None) -> None:
+        shape = (layer.output_size_per_partition, layer.input_size_per_partition)
         weight = ModelWeightParameter(
-            data=torch.empty(
-                layer.output_size_per_partition, input_size_per_partition, device="meta", dtype=params_dtype
-            ),
+            data=torch.empty(shape, device="meta", dtype=layer.orig_dtype),
             input_dim=1,
             output_dim=0,
-            weight_loader=extra_weight_attrs.get("weight_loader"),
+            weight_loader=loader,
         )
         layer.register_parameter("weight", weight)
         initialize_online_processing(layer)

@@ -4,6 +4,7 @@
 import torch
 from torch.nn import Parameter
 from vllm.logger import init_logger
+from vllm.model_executor.layers.fused_moe import FusedMoeWeightScaleSupported
 from vllm.model_executor.layers.fused_moe.activation import (
     ApplyMoEActivationConfig,
     MoEActivation,
@@ -58,6 +59,22 @@ def activate(method: FusedMoEMethodBase, layer: torch.nn.Module, x: torch.Tensor
     return apply_moe_activation(layer.activation, out, x, activation_config=activation_config(method, layer))
 
 
+def register_stored(layer: torch.nn.Module, name: str, shape: tuple[int, ...], group_size: int, attrs: dict) -> None:
+    """Parameters <name>_weight int8 (experts, n, k) and <name>_weight_scale float32 (experts, n, groups) to be loaded.
+
+    group_size  columns that share a scale; -1: the row
+    attrs       what vLLM's loaders read on them
+    """
+    groups = 1 if group_size == -1 else shape[-1] // group_size
+    scheme = FusedMoeWeightScaleSupported.CHANNEL if group_size == -1 else FusedMoeWeightScaleSupported.GROUP
+    weight = Parameter(torch.empty(shape, dtype=torch.int8), requires_grad=False)
+    scales = Parameter(torch.empty(*shape[:2], groups, dtype=torch.float32), requires_grad=False)
+    set_weight_attrs(weight, attrs)
+    set_weight_attrs(scales, {**attrs, "quant_method": scheme.value})
+    layer.register_parameter(f"{name}_weight", weight)
+    layer.register_parameter(f"{name}_weight_scale", scales)
+
+
 class Int8MoEMethod(FusedMoEMethodBase):
     """W8A8 experts, quantised as they stream in; group_size as in quant.options.
 
@@ -80,23 +97,25 @@ class Int8MoEMethod(FusedMoEMethodBase):
         params_dtype: torch.dtype,
         **extra_weight_attrs,
     ) -> None:
-        self._refuse_biases()
-        shards = 2 if self.moe.is_act_and_mul else 1
-        shapes = {
-            "w13_weight": (num_experts, shards * intermediate_size_per_partition, hidden_size),
-            "w2_weight": (num_experts, hidden_size, intermediate_size_per_partition),
-        }
-        for name, shape in shapes.items():
-            weight = Parameter(torch.empty(shape, dtype=params_dtype, device="meta"), requires_grad=False)
-            layer.register_parameter(name, weight)
-            set_weight_attrs(weight, extra_weight_attrs)
-        initialize_online_processing(layer)
-
-    def _refuse_biases(self) -> None:
         if self.moe.has_bias:
             raise ValueError(
                 f"superl8: {self.prefix} has experts with biases, which int8 does not serve; name it in option ignore"
             )
+        shards = 2 if self.moe.is_act_and_mul else 1
+        shapes = {
+            "w13": (num_experts, shards * intermediate_size_per_partition, hidden_size),
+            "w2": (num_experts, hidden_size, intermediate_size_per_partition),
+        }
+        layer.orig_dtype = params_dtype
+        self.create_parameters(layer, shapes, extra_weight_attrs)
+
+    def create_parameters(self, layer: torch.nn.Module, shapes: dict[str, tuple[int, ...]], attrs: dict) -> None:
+        """Register the weights w13 and w2 of these shapes (experts, n, k); attrs: what vLLM's loaders read on them."""
+        for name, shape in shapes.items():
+            weight = Parameter(torch.empty(shape, dtype=layer.orig_dtype, device="meta"), requires_grad=False)
+            layer.register_parameter(f"{name}_weight", weight)
+            set_weight_attrs(weight, attrs)
+        initialize_online_processing(layer)
 
     def get_fused_moe_quant_config(self, layer: torch.nn.Module) -> FusedMoEQuantConfig:
         return FusedMoEQuantConfig.make(

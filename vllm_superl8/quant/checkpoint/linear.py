@@ -6,7 +6,7 @@ from functools import wraps
 
 import torch
 from torch.nn import Parameter
-from vllm.model_executor.layers.linear import LinearMethodBase, register_weight_loader_v2_supported_method
+from vllm.model_executor.layers.linear import register_weight_loader_v2_supported_method
 from vllm.model_executor.parameter import (
     ChannelQuantScaleParameter,
     GroupQuantScaleParameter,
@@ -17,7 +17,7 @@ from vllm.model_executor.parameter import (
 from vllm_superl8.checkpoint.matrix import Matrix
 from vllm_superl8.quant.checkpoint.targets import Target
 from vllm_superl8.quant.int4_linear import Int4LinearMethod
-from vllm_superl8.quant.linear import Int8LinearMethod
+from vllm_superl8.quant.linear import Int8LinearMethod, LinearMethod
 
 
 def checked(weight_loader: Callable, parts: list[Matrix]) -> Callable:
@@ -46,7 +46,7 @@ def checked(weight_loader: Callable, parts: list[Matrix]) -> Callable:
     return load
 
 
-class CheckpointLinearMethod(LinearMethodBase):
+class CheckpointLinearMethod(LinearMethod):
     """What the methods for stored codes share; stands before the arithmetic's class in their bases.
 
     parts   the checkpoint's matrices that the layer consists of
@@ -64,22 +64,9 @@ class CheckpointLinearMethod(LinearMethodBase):
         self.targets = {part.name: target for part in parts}
         self.shifted = any(part.shifted for part in parts)
 
-    def create_weights(
-        self,
-        layer: torch.nn.Module,
-        input_size_per_partition: int,
-        output_partition_sizes: list[int],
-        input_size: int,
-        output_size: int,
-        params_dtype: torch.dtype,
-        **extra_weight_attrs,
-    ) -> None:
-        n, k = sum(output_partition_sizes), input_size_per_partition
-        layer.logical_widths = output_partition_sizes
-        layer.input_size_per_partition = k
-        layer.output_size_per_partition = n
-        layer.orig_dtype = params_dtype
-        loader = checked(extra_weight_attrs["weight_loader"], self.parts)
+    def create_parameters(self, layer: torch.nn.Module, input_size: int, loader: Callable | None) -> None:
+        n, k = layer.output_size_per_partition, layer.input_size_per_partition
+        loader = checked(loader, self.parts)
 
         def add(name, kind, dtype, *shape, **dims):
             layer.register_parameter(name, kind(data=torch.empty(*shape, dtype=dtype), weight_loader=loader, **dims))
@@ -100,7 +87,7 @@ class CheckpointLinearMethod(LinearMethodBase):
             columns = torch.arange(k, dtype=torch.int32)  # --load-format dummy leaves it so
             layer.register_parameter(
                 "weight_columns",
-                PerTensorScaleParameter(data=columns.repeat(len(output_partition_sizes), 1), weight_loader=loader),
+                PerTensorScaleParameter(data=columns.repeat(len(layer.logical_widths), 1), weight_loader=loader),
             )
 
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
